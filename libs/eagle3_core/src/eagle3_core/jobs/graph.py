@@ -1,0 +1,145 @@
+"""The stages of a job: their order, what each reads, how they split into units, and when a result can be reused.
+
+A stage is a pure function of (the digests of what it reads, its part of the job, its version). That triple is a
+unit's key: the same key means the same result, so a finished unit of any job serves every later one.
+What a worker leases is a unit: a whole stage, or a slice of one that fans out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from eagle3_core.digests import digest_json
+from eagle3_core.jobs.spec import JobSpec
+
+StageName = Literal["prepare", "canary", "generate", "extract", "vocab", "train", "evaluate", "package"]
+Queue = Literal["prep", "extract", "train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: `reads` names the stages whose manifests it gets, `sections` the parts of the job it depends on."""
+
+    name: StageName
+    queue: Queue
+    reads: tuple[StageName, ...]
+    sections: tuple[str, ...]
+    version: int
+    fans_out: bool = False
+    drops: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Fields of a section that do not change this stage's result."""
+
+
+# `reads` of extract: the units of generate where it runs, else slices of prepare's samples.
+STAGES: dict[StageName, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "evaluation"), 1,
+              drops={"verifier": ("dtype", "backend", "device"),
+                     "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
+                                    "near_tie_logit_gap", "gate"),
+                     "data": ("val_ratio", "unit_samples")}),
+        Stage("canary", "extract", ("prepare",), ("verifier", "data", "extraction", "vocab", "training", "evaluation"), 1,
+              drops={"training": ("epochs", "max_steps", "checkpoint_every_steps", "keep_checkpoints", "threads"),
+                     "evaluation": ("prompts", "max_prompts", "unit_prompts", "gate", "max_new_tokens"),
+                     "data": ("unit_samples", "bad_rows_limit")}),
+        Stage("generate", "extract", ("prepare",), ("verifier", "data"), 1, fans_out=True,
+              drops={"data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
+        Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
+        Stage("vocab", "prep", ("prepare", "generate"), ("vocab",), 1),
+        Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 1,
+              drops={"verifier": ("device", "backend"), "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples"),
+                     "training": ("keep_checkpoints",)}),
+        Stage("evaluate", "evaluate", ("prepare", "generate", "train", "vocab"), ("verifier", "evaluation"), 1, fans_out=True,
+              drops={"evaluation": ("prompts", "gate")}),
+        Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "evaluation"), 1),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Items `start` (inclusive) to `stop` (exclusive) of what a unit's stage works through."""
+
+    index: int
+    start: int
+    stop: int
+
+
+def stages_of(spec: JobSpec) -> tuple[Stage, ...]:
+    """The stages that `spec` runs, in order."""
+    return tuple(s for s in STAGES.values() if s.name != "generate" or spec.data.regenerate.enabled)
+
+
+def reads_of(stage: Stage, spec: JobSpec) -> tuple[StageName, ...]:
+    """The stages whose manifests `stage` gets in a job of `spec`."""
+    present = {s.name for s in stages_of(spec)}
+    return tuple(name for name in stage.reads if name in present)
+
+
+def slices(stage: StageName, spec: JobSpec, prepared: Mapping[str, Any]) -> list[Slice]:
+    """The units of `stage`. `prepared` is prepare's result, with `samples` and `eval_prompts` (ignored before it ran)."""
+    if not STAGES[stage].fans_out:
+        return [Slice(0, 0, 1)]
+    total, size = (
+        (int(prepared["eval_prompts"]), spec.evaluation.unit_prompts)
+        if stage == "evaluate"
+        else (int(prepared["samples"]), spec.data.unit_samples)
+    )
+    return [Slice(i, start, min(start + size, total)) for i, start in enumerate(range(0, total, size))]
+
+
+def unit_inputs(
+    stage: StageName, spec: JobSpec, index: int, digests: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Content digests (unit by unit) of what unit `index` of `stage` reads.
+
+    Extract's unit i reads only generate's unit i, so one slice's answers never wait for another's.
+    """
+    chosen: dict[str, list[str]] = {}
+    for name in reads_of(STAGES[stage], spec):
+        both = list(digests[name])
+        if stage == "extract" and name == "generate":
+            both = [both[index]]
+        if stage == "extract" and name == "prepare" and spec.data.regenerate.enabled:
+            continue
+        chosen[name] = both
+    return chosen
+
+
+def unit_key(
+    stage: StageName,
+    spec: JobSpec,
+    unit: Slice,
+    inputs: Mapping[str, Sequence[str]],
+    sources: Mapping[str, str],
+    tenant: str,
+) -> str:
+    """The key of one unit (hex BLAKE3).
+
+    `inputs` comes from `unit_inputs`; `sources` are digests of what lies outside the house: `verifier` and one per
+    dataset URI. The tenant is part of every key, since hidden states reveal their text.
+    """
+    entry = STAGES[stage]
+    document = spec.model_dump(mode="json")
+    config: dict[str, Any] = {}
+    for section in entry.sections:
+        value = document[section]
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if k not in entry.drops.get(section, ())}  # type: ignore[reportUnknownVariableType]
+        config[section] = value
+    if "verifier" in config:
+        config["verifier"]["model"] = sources["verifier"]
+    return digest_json(
+        {
+            "stage": stage,
+            "version": entry.version,
+            "unit": [unit.index, unit.start, unit.stop] if entry.fans_out else None,
+            "config": config,
+            "inputs": {k: list(v) for k, v in inputs.items()},
+            "sources": dict(sources) if stage == "prepare" else {},
+            "tenant": tenant,
+        }
+    )

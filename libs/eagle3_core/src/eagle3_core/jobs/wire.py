@@ -1,0 +1,163 @@
+"""What travels between the API, its workers and their child processes: one set of models for all three.
+
+A worker claims a unit (`Assignment`), reports (`Heartbeat` -> `HeartbeatAnswer`), and ends it with a `Commit` or a
+`Failure`. The child speaks the same models as JSON lines over its pipes: one `Assignment` in, many `ChildMessage` out.
+Every write names the attempt's token, so a worker that lost its lease changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.states import Cause
+
+
+class Message(BaseModel):
+    """A closed message: unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ManifestRef(Message):
+    """Where a unit's committed manifest lies, and what it must hash to."""
+
+    key: str
+    """Key of the manifest in the object store."""
+    blake3: str
+    """Digest of the manifest file itself."""
+    content: str
+    """Digest of what the manifest lists (files and summary, not places or times): what downstream keys are made of."""
+
+
+class UnitSlice(Message):
+    """Which unit of its stage this is, and which items it covers."""
+
+    index: int
+    start: int
+    stop: int
+    of: int
+    """Number of units of the stage."""
+
+
+class Assignment(Message):
+    """One attempt at one unit, as a worker gets it."""
+
+    unit_run_id: str
+    job_id: str
+    tenant: str
+    stage: StageName
+    unit: UnitSlice
+    attempt: int
+    fence: int
+    """Grows with every claim of the unit; part of every key that the attempt writes."""
+    token: str
+    """Secret of this attempt; authorises its heartbeats and its commit. Never passed to the child's arguments or logs."""
+    key: str
+    """The unit's cache key."""
+    spec: JobSpec
+    sources: dict[str, str]
+    """Digests of verifier and datasets, as keys were made from."""
+    inputs: dict[StageName, list[ManifestRef]]
+    """Manifests of what this unit reads, in unit order (all units of each stage in `reads_of`, in order)."""
+    results: dict[StageName, dict[str, Any]]
+    """Reduced results of the finished stages."""
+    lease_s: float
+
+
+class Progress(Message):
+    """How far a unit is."""
+
+    done: float
+    total: float
+    unit: str = "steps"
+    """What is counted: samples, tokens, steps, prompts."""
+    rate_per_s: float | None = None
+    note: str = ""
+
+
+class Metric(Message):
+    """One value of one curve."""
+
+    name: str
+    value: float
+    step: int
+
+
+class LogLine(Message):
+    """One line of a unit's log."""
+
+    at: float
+    """Seconds since the epoch."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    text: str
+
+
+class Heartbeat(Message):
+    """A worker's sign of life for one unit; carries what happened since the last one."""
+
+    progress: Progress | None = None
+    metrics: list[Metric] = Field(default_factory=list[Metric])
+    logs: list[LogLine] = Field(default_factory=list[LogLine])
+
+
+class HeartbeatAnswer(Message):
+    """What the API wants: go on, or stop."""
+
+    cancel: bool = False
+    lease_s: float
+
+
+class Output(Message):
+    """A finished result: the unit's own, or one that came with it for another stage."""
+
+    stage: StageName
+    key: str
+    manifest: ManifestRef
+    result: dict[str, Any]
+    """Small JSON summary that the API keeps, reduces over units and shows."""
+
+
+class Commit(Message):
+    """The end of a successful attempt."""
+
+    output: Output
+    also: list[Output] = Field(default_factory=list[Output])
+    """Results of other stages' units that this unit produced on its way (states kept while generating)."""
+    seconds: float
+    logs: list[LogLine] = Field(default_factory=list[LogLine])
+    metrics: list[Metric] = Field(default_factory=list[Metric])
+
+
+class Failure(Message):
+    """The end of an attempt without a result."""
+
+    cause: Cause
+    problem: dict[str, Any]
+    """Problem document of the error (see `AerieError.problem`)."""
+    retryable: bool = True
+    logs: list[LogLine] = Field(default_factory=list[LogLine])
+
+
+class ClaimRequest(Message):
+    """A worker asks for work and waits up to `wait_s` for it."""
+
+    worker_id: str
+    incarnation: str
+    """Changes with every start of the worker: leases of an earlier incarnation are free at once."""
+    queues: list[str]
+    wait_s: float = Field(default=20.0, ge=0, le=60)
+
+
+class ChildMessage(Message):
+    """One line from the child: exactly one field is set."""
+
+    ready: bool | None = None
+    progress: Progress | None = None
+    metric: Metric | None = None
+    log: LogLine | None = None
+    commit: Commit | None = None
+    failure: Failure | None = None

@@ -1,0 +1,110 @@
+"""A folder as object store: the embedded default.
+
+Every write goes to a temporary file beside its target, is flushed to disk and renamed, so a reader or a crash sees
+an object whole or not at all. Reads are served in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from eagle3_core.objects.protocol import ObjectMissing, Stat, StoreFull, checked_key
+
+_TEMPORARY = ".tmp-"
+
+
+class LocalStore:
+    """Objects as files under `root`. Safe for many processes of one machine."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def _write(self, key: str, fill: Callable[[IO[bytes]], object]) -> None:
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            with temporary.open("wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFull(
+                    f"no room for {key} under {self.root}", remedy="free disk space, then retry the job"
+                ) from error
+            raise
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Write `data` under `key`."""
+        self._write(key, lambda file: file.write(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Copy the file `path` under `key`."""
+        with path.open("rb") as source:
+            self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 22))
+
+    def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Read `length` bytes from `start`, or to the end."""
+        try:
+            with self._path(key).open("rb") as file:
+                file.seek(start)
+                return file.read() if length is None else file.read(length)
+        except FileNotFoundError:
+            raise self._missing(key) from None
+
+    def fetch(self, key: str, folder: Path) -> Path:
+        """The object's own file; `folder` stays untouched."""
+        path = self._path(key)
+        if not path.is_file():
+            raise self._missing(key)
+        return path
+
+    def stat(self, key: str) -> Stat:
+        """Size and time of `key`."""
+        try:
+            status = self._path(key).stat()
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        return Stat(key, status.st_size, status.st_mtime)
+
+    def list(self, prefix: str) -> Iterator[Stat]:
+        """Objects whose key starts with `prefix`, in key order."""
+        base = self.root / prefix.rpartition("/")[0] if "/" in prefix else self.root
+        keys = sorted(
+            path.relative_to(self.root).as_posix()
+            for path in base.rglob("*")
+            if not path.name.startswith(_TEMPORARY) and path.is_file()
+        )
+        for key in keys:
+            if key.startswith(prefix):
+                try:
+                    yield self.stat(key)
+                except ObjectMissing:
+                    continue  # deleted while we listed
+
+    def delete(self, key: str) -> None:
+        """Remove `key` if it is there."""
+        self._path(key).unlink(missing_ok=True)
+
+    def free_bytes(self) -> int | None:
+        """Free bytes of the file system that holds the store."""
+        return shutil.disk_usage(self.root).free
+
+    def _missing(self, key: str) -> ObjectMissing:
+        return ObjectMissing(f"no object {key} under {self.root}", remedy="run the stage that writes it again")

@@ -1,0 +1,161 @@
+"""Manifests: the write-once lists that make objects count.
+
+A unit writes its files under keys that carry its fence and their content's hash, then one manifest. Nobody reads a
+file that no committed manifest lists, and whoever reads one checks its size and BLAKE3. So a zombie's half-written
+objects are garbage, never data. `content` digests what was made, not where or when: downstream keys build on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eagle3_core.digests import digest_bytes, digest_file, digest_json
+from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.wire import ManifestRef
+from eagle3_core.objects.protocol import ObjectDamaged, ObjectStore
+
+SCHEMA_VERSION = 1
+
+
+class FileEntry(BaseModel):
+    """One file of a unit's output."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    """Name within the output, for instance `shard-00000.safetensors` or `sglang/config.json`."""
+    key: str
+    size: int
+    blake3: str
+    meta: dict[str, Any] = Field(default_factory=dict)
+    """Small facts about the file, for instance its sample and token counts."""
+
+
+class Manifest(BaseModel):
+    """What one attempt at one unit made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    stage: StageName
+    unit_key: str
+    tenant: str
+    unit: tuple[int, int, int]
+    fence: int
+    created_at: float
+    files: list[FileEntry]
+    summary: dict[str, Any]
+    """The unit's result: a pure function of its inputs, never a time or a place."""
+    contract: dict[str, Any] | None = None
+    """Capture contract of hidden states (`eagle3_core.verifier.contract`)."""
+    timings: dict[str, float] = Field(default_factory=dict)
+
+    def content(self) -> str:
+        """Digest of names, contents, summary and contract."""
+        return digest_json(
+            {
+                "schema_version": self.schema_version,
+                "stage": self.stage,
+                "files": [[f.name, f.blake3] for f in self.files],
+                "summary": self.summary,
+                "contract": self.contract,
+            }
+        )
+
+    def file(self, name: str) -> FileEntry:
+        """The entry called `name`. Raises ObjectDamaged when the manifest lists none."""
+        for entry in self.files:
+            if entry.name == name:
+                return entry
+        raise ObjectDamaged(
+            f"the manifest of {self.stage} unit {self.unit[0]} lists no {name}", remedy="run the stage again"
+        )
+
+
+class UnitWriter:
+    """Collects a unit's files and commits them as one manifest."""
+
+    def __init__(
+        self, store: ObjectStore, *, tenant: str, job_id: str, stage: StageName, unit: tuple[int, int, int], unit_key: str,
+        fence: int,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._head = {"tenant": tenant, "stage": stage, "unit": unit, "unit_key": unit_key, "fence": fence}
+        self._prefix = f"{tenant}/{stage}/{job_id}/{unit[0]:05d}/{fence:06d}"
+        self._files: list[FileEntry] = []
+
+    def _add(self, name: str, digest: str, size: int, meta: dict[str, Any]) -> FileEntry:
+        key = f"{self._prefix}-{digest[:16]}-{name.replace('/', '.')}"
+        entry = FileEntry(name=name, key=key, size=size, blake3=digest, meta=meta)
+        self._files.append(entry)
+        return entry
+
+    def add_file(self, name: str, path: Path, **meta: Any) -> FileEntry:
+        """Store the file `path` as `name`."""
+        entry = self._add(name, digest_file(path), path.stat().st_size, meta)
+        self._store.put_file(entry.key, path)
+        return entry
+
+    def add_bytes(self, name: str, data: bytes, **meta: Any) -> FileEntry:
+        """Store `data` as `name`."""
+        entry = self._add(name, digest_bytes(data), len(data), meta)
+        self._store.put_bytes(entry.key, data)
+        return entry
+
+    def add_json(self, name: str, value: Any, **meta: Any) -> FileEntry:
+        """Store `value` as indented JSON."""
+        return self.add_bytes(name, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), **meta)
+
+    def commit(
+        self, summary: dict[str, Any], *, contract: dict[str, Any] | None = None, timings: dict[str, float] | None = None
+    ) -> ManifestRef:  # fmt: skip
+        """Write the manifest and return where it lies. What was added before is now data."""
+        manifest = Manifest(
+            **self._head, created_at=time.time(), files=self._files, summary=summary, contract=contract,
+            timings=timings or {},
+        )  # fmt: skip
+        data = manifest.model_dump_json(indent=1).encode()
+        key = f"{self._prefix}-{digest_bytes(data)[:16]}-manifest.json"
+        self._store.put_bytes(key, data)
+        return ManifestRef(key=key, blake3=digest_bytes(data), content=manifest.content())
+
+
+def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
+    """The manifest at `ref`, checked against its digests. Raises ObjectMissing, ObjectDamaged."""
+    data = store.get_bytes(ref.key)
+    if (have := digest_bytes(data)) != ref.blake3:
+        raise ObjectDamaged(
+            f"{ref.key} hashes to {have[:16]}, its commit says {ref.blake3[:16]}", remedy="run the stage again"
+        )
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise ObjectDamaged(f"{ref.key} is no manifest: {error}", remedy="run the stage again") from None
+    if manifest.content() != ref.content:
+        raise ObjectDamaged(
+            f"{ref.key} holds content {manifest.content()[:16]}, its commit says {ref.content[:16]}",
+            remedy="run the stage again",
+        )
+    return manifest
+
+
+def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
+    """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged."""
+    path = store.fetch(entry.key, folder)
+    size = path.stat().st_size
+    if size != entry.size:
+        raise ObjectDamaged(
+            f"{entry.name} ({entry.key}) has {size} bytes, its manifest says {entry.size}: truncated or replaced",
+            remedy="delete the object and retry the job from the stage that writes it",
+        )
+    if (have := digest_file(path)) != entry.blake3:
+        raise ObjectDamaged(
+            f"{entry.name} ({entry.key}) hashes to {have[:16]}, its manifest says {entry.blake3[:16]}",
+            remedy="delete the object and retry the job from the stage that writes it",
+        )
+    return path

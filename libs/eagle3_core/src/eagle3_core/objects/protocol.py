@@ -1,0 +1,94 @@
+"""What the house asks of an object store: whole and ranged reads, atomic writes, listing, deletion.
+
+Keys are `/`-separated, never reused for other content, and contain a fence and a content hash; nothing here or
+above depends on conditional writes. An object is visible whole or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from eagle3_core.errors import AerieError
+
+
+class ObjectMissing(AerieError):
+    """The object store has no such object."""
+
+    code, status, retryable = "object.missing", 404, True
+
+
+class ObjectDamaged(AerieError):
+    """An object's size or digest is not what its manifest says."""
+
+    code, status, retryable = "object.damaged", 500, False
+
+
+class StoreFull(AerieError):
+    """The object store has no room."""
+
+    code, status, retryable = "store.full", 507, True
+
+
+class BadKey(AerieError):
+    """A key leaves the store or is not well formed."""
+
+    code, status = "object.key", 400
+
+
+@dataclass(frozen=True)
+class Stat:
+    """An object's key, size in bytes and time of its last change (seconds since the epoch)."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class ObjectStore(Protocol):
+    """Bytes under keys."""
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Write `data`; visible whole or not at all. Raises StoreFull."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write the content of `path`; visible whole or not at all. Raises StoreFull."""
+        ...
+
+    def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """Read an object or a range of it. Raises ObjectMissing."""
+        ...
+
+    def fetch(self, key: str, folder: Path) -> Path:
+        """The object as a local file: in place where the store is local, else downloaded into `folder`."""
+        ...
+
+    def stat(self, key: str) -> Stat:
+        """Size and time of an object. Raises ObjectMissing."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Stat]:
+        """All objects whose key starts with `prefix`, in key order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing one is fine."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Room left, where the store knows it."""
+        ...
+
+
+_KEY = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._=-]*(/[A-Za-z0-9_][A-Za-z0-9._=-]*)*$")
+
+
+def checked_key(key: str) -> str:
+    """`key` if it is well formed (no empty, dotted or odd segment). Raises BadKey."""
+    if len(key) > 1024 or not _KEY.match(key):
+        raise BadKey(f"{key!r} is not a key", remedy="use letters, digits, '.', '_', '=', '-' between single slashes")
+    return key

@@ -1,0 +1,1 @@
+"""Hidden states on disk: packed samples in safetensors files, listed by manifests."""

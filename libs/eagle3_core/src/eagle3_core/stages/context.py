@@ -1,0 +1,145 @@
+"""What a stage gets besides its configuration: inputs, a place to write, a way to report, a way to be stopped.
+
+Everything that retries, leases, uploads and reports lives around a stage, once, and reaches it through this object.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.wire import Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
+from eagle3_core.objects.manifest import FileEntry, Manifest, UnitWriter, fetch_file, read_manifest
+from eagle3_core.objects.protocol import ObjectStore
+
+Item = TypeVar("Item")
+
+
+class Preempted(AerieError):
+    """The process was asked to stop; what it had is saved and the unit goes on elsewhere."""
+
+    code, status, retryable = "unit.preempted", 503, True
+
+
+class Reporter(Protocol):
+    """Where a stage's signs of life go: the child's pipe, a terminal, or nowhere."""
+
+    def progress(self, progress: Progress) -> None:
+        """Say how far the unit is."""
+        ...
+
+    def metric(self, metric: Metric) -> None:
+        """Add a value to a curve."""
+        ...
+
+    def log(self, line: LogLine) -> None:
+        """Add a line to the unit's log."""
+        ...
+
+
+@dataclass
+class Warm:
+    """What a process keeps between units: the loaded verifier, by what it was loaded from."""
+
+    held: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def get(self, key: str, load: Any) -> Any:
+        """The thing under `key`; any other is let go before `load()` makes it, so two never share the memory."""
+        if key not in self.held:
+            self.held.clear()
+            self.held[key] = load()
+        return self.held[key]
+
+
+@dataclass
+class StageContext:
+    """One attempt at one unit, seen from inside its stage."""
+
+    assignment: Assignment
+    store: ObjectStore
+    scratch: Path
+    """Empty folder for temporary files; removed afterwards."""
+    reporter: Reporter
+    file_roots: tuple[Path, ...]
+    """Folders under which `file:` URIs may lie."""
+    warm: Warm = field(default_factory=Warm)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return self.assignment.spec
+
+    def check(self) -> None:
+        """Raise Preempted once the process was asked to stop. Call it between batches and steps."""
+        if self.stop.is_set():
+            raise Preempted("asked to stop", remedy="none needed: the unit is queued again")
+
+    def threads(self, fans_out: bool) -> int:
+        """CPU threads for this unit: the stage's own setting, else 1 for fan-out stages, else all cores."""
+        if self.assignment.stage == "train" and self.spec.training.threads:
+            return self.spec.training.threads
+        own = getattr(self.spec.resources, self.assignment.stage, None)
+        if own is not None and own.threads:
+            return own.threads
+        return 1 if fans_out else (os.cpu_count() or 1)
+
+    def progress(self, done: float, total: float, unit: str, *, rate: float | None = None, note: str = "") -> None:
+        """Report `done` of `total`, counted in `unit`; `rate` in units per second."""
+        self.reporter.progress(Progress(done=done, total=total, unit=unit, rate_per_s=rate, note=note))
+
+    def each(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
+        """`items`, with progress reported and stops honoured between them."""
+        started = time.monotonic()
+        for done, item in enumerate(items):
+            self.check()
+            elapsed = time.monotonic() - started
+            self.progress(done, total, unit, rate=done / elapsed if done and elapsed else None)
+            yield item
+        self.progress(total, total, unit)
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        """Add `value` at `step` to the curve `name`."""
+        self.reporter.metric(Metric(name=name, value=value, step=step))
+
+    def log(self, text: str, level: str = "info") -> None:
+        """Say something that a person may want to read later."""
+        self.reporter.log(LogLine(at=time.time(), level=level, text=text))  # type: ignore[arg-type]
+
+    def manifests(self, stage: StageName) -> list[Manifest]:
+        """The committed manifests of `stage` that this unit reads, in unit order."""
+        return [read_manifest(self.store, ref) for ref in self.assignment.inputs.get(stage, [])]
+
+    def fetch(self, entry: FileEntry) -> Path:
+        """A file of an input as a local path, verified."""
+        return fetch_file(self.store, entry, self.scratch)
+
+    def result(self, stage: StageName) -> dict[str, Any]:
+        """The reduced result of a finished stage."""
+        return self.assignment.results[stage]
+
+    def writer(self, stage: StageName | None = None, unit_key: str | None = None) -> UnitWriter:
+        """Where this unit's output goes; with `stage` and `unit_key`, where the output it makes for another stage goes."""
+        a = self.assignment
+        return UnitWriter(
+            self.store,
+            tenant=a.tenant,
+            job_id=a.job_id,
+            stage=stage or a.stage,
+            unit=(a.unit.index, a.unit.start, a.unit.stop),
+            unit_key=unit_key or a.key,
+            fence=a.fence,
+        )
+
+    def done(self, ref: ManifestRef, result: dict[str, Any], also: list[Output] | None = None) -> Commit:
+        """The commit of this unit. `seconds` is filled in by whoever runs the stage."""
+        own = Output(stage=self.assignment.stage, key=self.assignment.key, manifest=ref, result=result)
+        return Commit(output=own, also=also or [], seconds=0.0)

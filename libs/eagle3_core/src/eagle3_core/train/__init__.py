@@ -1,0 +1,1 @@
+"""The training loop around one step: data feed, optimizer, checkpoints."""

@@ -1,0 +1,78 @@
+"""The capture contract: what must be the same wherever hidden states and drafters meet.
+
+Recorded when states are captured, carried in every shard manifest and in the drafter's package, compared by every
+reader. A mismatch is an error that names both sides, before any compute is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from eagle3_core.errors import AerieError
+
+SCHEMA_VERSION = 1
+
+
+class ContractMismatch(AerieError):
+    """Two parts that must share one capture contract do not."""
+
+    code, status = "contract.mismatch", 409
+
+
+class CaptureContract(BaseModel):
+    """How hidden states were captured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: int = SCHEMA_VERSION
+    verifier: str
+    """Identity digest of the verifier: config, tokenizer, template, weights fingerprint."""
+    verifier_name: str
+    revision: str
+    config_digest: str
+    tokenizer_digest: str
+    chat_template_digest: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    aux_layers: tuple[int, int, int]
+    """Layer *inputs*: input of layer i = Hugging Face `hidden_states[i]`."""
+    final: Literal["pre", "post"] = "pre"
+    """Whether `final` is taken before or after the final norm."""
+    dtype: str
+    """Precision of the run."""
+    stored_dtype: str
+    """Precision of the stored states."""
+    quantization: str | None = None
+    kv_cache_dtype: str
+    attention: str
+    parallel: str = "tp1"
+    engine: str
+    engine_version: str
+    capture_pass: Literal["decode", "prefill"]
+    mask_rule: str = "assistant tokens and the end-of-turn token"
+
+
+MUST_MATCH = (
+    "verifier", "revision", "config_digest", "tokenizer_digest", "chat_template_digest", "hidden_size", "num_layers",
+    "vocab_size", "aux_layers", "final", "quantization", "mask_rule",
+)  # fmt: skip
+"""Fields that two contracts must share for one drafter; the others are recorded and reported."""
+
+
+def agree(sides: Iterable[tuple[str, CaptureContract]]) -> CaptureContract:
+    """The contract that all `sides` (name, contract) share. Raises ContractMismatch that names field and both sides."""
+    named = list(sides)
+    first_name, first = named[0]
+    for name, other in named[1:]:
+        for field in MUST_MATCH:
+            if getattr(first, field) != getattr(other, field):
+                raise ContractMismatch(
+                    f"{first_name} has {field}={getattr(first, field)!r}, {name} has {field}={getattr(other, field)!r}",
+                    remedy=f"capture the states again with one {field}, or use the verifier they came from",
+                    field=field,
+                )
+    return first

@@ -1,0 +1,1 @@
+"""Claims units and supervises the processes that run them."""
