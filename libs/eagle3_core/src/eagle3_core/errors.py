@@ -65,7 +65,7 @@ class AerieError(Exception):
     def from_problem(cls, doc: dict[str, Any]) -> AerieError:
         """The error that printed `doc`, as the same type where this process knows its code."""
         known = _BY_CODE.get(str(doc.get("code")), RemoteError)
-        errors = doc.get("errors") or [{}]
+        errors: list[dict[str, Any]] = doc.get("errors") or [{}]
         error = known.__new__(known)
         AerieError.__init__(
             error,

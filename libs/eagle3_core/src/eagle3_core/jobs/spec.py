@@ -307,7 +307,7 @@ def parse_job(document: Any) -> JobSpec:
         faults = [{"pointer": "/" + "/".join(map(str, e["loc"])), "detail": e["msg"]} for e in error.errors()]
         raise InvalidRequest(
             f"{faults[0]['pointer']}: {faults[0]['detail']}",
-            remedy="see `aerie docs job` or /openapi.json for the fields of a job",
+            remedy="docs/job.md and /openapi.json list the fields of a job",
             pointer=faults[0]["pointer"],
             faults=faults,
         ) from None

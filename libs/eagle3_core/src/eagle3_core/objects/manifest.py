@@ -81,18 +81,26 @@ class UnitWriter:
     """Collects a unit's files and commits them as one manifest."""
 
     def __init__(
-        self, store: ObjectStore, *, tenant: str, job_id: str, stage: StageName, unit: tuple[int, int, int], unit_key: str,
+        self,
+        store: ObjectStore,
+        *,
+        tenant: str,
+        job_id: str,
+        stage: StageName,
+        unit: tuple[int, int, int],
+        unit_key: str,
         fence: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
-        self._head = {"tenant": tenant, "stage": stage, "unit": unit, "unit_key": unit_key, "fence": fence}
+        self._draft = Manifest(
+            stage=stage, unit_key=unit_key, tenant=tenant, unit=unit, fence=fence, created_at=0.0, files=[], summary={}
+        )
         self._prefix = f"{tenant}/{stage}/{job_id}/{unit[0]:05d}/{fence:06d}"
-        self._files: list[FileEntry] = []
 
     def _add(self, name: str, digest: str, size: int, meta: dict[str, Any]) -> FileEntry:
         key = f"{self._prefix}-{digest[:16]}-{name.replace('/', '.')}"
         entry = FileEntry(name=name, key=key, size=size, blake3=digest, meta=meta)
-        self._files.append(entry)
+        self._draft.files.append(entry)
         return entry
 
     def add_file(self, name: str, path: Path, **meta: Any) -> FileEntry:
@@ -115,10 +123,9 @@ class UnitWriter:
         self, summary: dict[str, Any], *, contract: dict[str, Any] | None = None, timings: dict[str, float] | None = None
     ) -> ManifestRef:  # fmt: skip
         """Write the manifest and return where it lies. What was added before is now data."""
-        manifest = Manifest(
-            **self._head, created_at=time.time(), files=self._files, summary=summary, contract=contract,
-            timings=timings or {},
-        )  # fmt: skip
+        manifest = self._draft.model_copy(
+            update={"created_at": time.time(), "summary": summary, "contract": contract, "timings": timings or {}}
+        )
         data = manifest.model_dump_json(indent=1).encode()
         key = f"{self._prefix}-{digest_bytes(data)[:16]}-manifest.json"
         self._store.put_bytes(key, data)
