@@ -1,0 +1,43 @@
+"""Errors print themselves the same everywhere, and survive the trip through a problem document."""
+
+from eagle3_core.errors import AerieError, InvalidRequest, RemoteError, known_codes
+from eagle3_core.objects.protocol import StoreFull
+
+
+def test_a_problem_document_carries_code_status_remedy_and_field():
+    doc = InvalidRequest("epochs is 0", remedy="use 1 or more", pointer="/training/epochs").problem("/jobs")
+
+    assert doc["code"] == "request.invalid"
+    assert doc["status"] == 422
+    assert doc["remedy"] == "use 1 or more"
+    assert doc["errors"] == [{"pointer": "/training/epochs", "detail": "epochs is 0"}]
+    assert doc["instance"] == "/jobs"
+
+
+def test_an_error_comes_back_from_its_problem_document_as_the_same_type():
+    error = StoreFull("no room", remedy="free some", needed=12)
+
+    back = AerieError.from_problem(error.problem())
+
+    assert type(back) is StoreFull
+    assert (back.detail, back.remedy, back.context) == ("no room", "free some", {"needed": 12})
+
+
+def test_an_unknown_code_keeps_its_code_and_status():
+    back = AerieError.from_problem({"code": "from.the.future", "status": 418, "detail": "later"})
+
+    assert isinstance(back, RemoteError)
+    assert (back.code, back.status, back.detail) == ("from.the.future", 418, "later")
+    assert RemoteError.code == "remote"
+
+
+def test_terminal_text_names_the_code_the_field_and_the_remedy():
+    text = InvalidRequest("lr is NaN", remedy="give a number", pointer="/training/lr").text()
+
+    assert text == "error request.invalid (at /training/lr): lr is NaN\n  remedy: give a number"
+
+
+def test_every_code_belongs_to_one_type_with_a_first_line_that_serves_as_title():
+    for code, kind in known_codes().items():
+        assert kind.code == code
+        assert (kind.__doc__ or "").strip()

@@ -1,0 +1,94 @@
+"""Keys say when a result can be reused: same inputs and configuration, same key; anything that matters changes it."""
+
+from typing import Any
+
+import pytest
+
+from eagle3_core.jobs.graph import STAGES, Slice, slices, stages_of, unit_inputs, unit_key
+from eagle3_core.jobs.spec import JobSpec, parse_job
+
+SOURCES = {"verifier": "v1", "train.jsonl": "d1", "test.jsonl": "d2"}
+WHOLE = Slice(0, 0, 1)
+
+
+def spec(**sections: Any) -> JobSpec:
+    return parse_job(
+        {
+            "name": "drafter",
+            "verifier": {"model": "/models/v"},
+            "datasets": [{"uri": "train.jsonl"}],
+            "evaluation": {"prompts": [{"uri": "test.jsonl"}], **sections.pop("evaluation", {})},
+            **sections,
+        }
+    )
+
+
+def key(stage: Any, job: JobSpec, inputs: dict[str, list[str]] | None = None, tenant: str = "t", **sources: str) -> str:
+    return unit_key(stage, job, WHOLE, inputs or {}, {**SOURCES, **sources}, tenant)
+
+
+def test_stages_run_in_the_order_in_which_they_read_each_other():
+    seen: set[str] = set()
+    for stage in STAGES.values():
+        assert set(stage.reads) <= seen
+        seen.add(stage.name)
+
+
+def test_without_regeneration_there_is_no_generate_stage():
+    assert "generate" not in [s.name for s in stages_of(spec(data={"regenerate": {"enabled": False}}))]
+
+
+def test_more_epochs_change_training_and_nothing_before_it():
+    few, many = spec(training={"epochs": 1}), spec(training={"epochs": 2})
+
+    changed = [name for name in STAGES if key(name, few) != key(name, many)]
+
+    assert changed == ["train"]
+
+
+def test_other_aux_layers_extract_again_and_never_regenerate():
+    one, other = spec(extraction={"aux_layers": [2, 4, 5]}), spec(extraction={"aux_layers": [1, 4, 5]})
+
+    assert key("generate", one) == key("generate", other)
+    assert key("extract", one) != key("extract", other)
+
+
+def test_the_place_of_a_verifier_does_not_matter_its_content_does():
+    here, there = spec(), spec(verifier={"model": "/elsewhere/v"})
+
+    assert key("generate", here) == key("generate", there)
+    assert key("generate", here) != key("generate", here, verifier="v2")
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_tenants_never_share_keys(stage: Any):
+    assert key(stage, spec(), tenant="a") != key(stage, spec(), tenant="b")
+
+
+def test_a_changed_dataset_changes_prepare():
+    assert key("prepare", spec()) != key("prepare", spec(), **{"train.jsonl": "d9"})
+
+
+def test_inputs_reach_the_key():
+    assert key("train", spec(), {"extract": ["a"]}) != key("train", spec(), {"extract": ["b"]})
+
+
+def test_the_gate_decides_at_the_end_and_never_reruns_the_measurement():
+    lax, strict = spec(), spec(evaluation={"gate": {"min_mean": 3.0}})
+
+    assert key("evaluate", lax) == key("evaluate", strict)
+    assert key("package", lax) != key("package", strict)
+
+
+def test_slices_cover_every_sample_once():
+    job = spec(data={"unit_samples": 100})
+
+    parts = slices("generate", job, {"samples": 250, "eval_prompts": 1})
+
+    assert [(p.start, p.stop) for p in parts] == [(0, 100), (100, 200), (200, 250)]
+
+
+def test_extraction_of_a_slice_waits_for_no_other_slice():
+    inputs = unit_inputs("extract", spec(), 1, {"prepare": ["p"], "generate": ["g0", "g1"]})
+
+    assert inputs == {"generate": ["g1"]}

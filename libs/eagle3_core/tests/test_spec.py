@@ -1,0 +1,104 @@
+"""The job model refuses early, and names the field."""
+
+import math
+from typing import Any
+
+import pytest
+
+from eagle3_core.errors import InvalidRequest
+from eagle3_core.jobs.spec import JobSpec, Section, parse_job
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": "drafter",
+        "verifier": {"model": "/models/v"},
+        "datasets": [{"uri": "train.jsonl"}],
+        "evaluation": {"prompts": [{"uri": "test.jsonl"}]},
+    }
+    for path, value in changes.items():
+        *parents, leaf = path.split("__")
+        place = document
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = value
+    return document
+
+
+def test_a_minimal_job_gets_the_documented_defaults():
+    spec = parse_job(job())
+
+    assert spec.training.algorithm == "eagle3.1"
+    assert spec.training.ttt_steps == spec.evaluation.num_steps == 3
+    assert spec.training.train_lm_head
+    assert spec.training.init == "random"
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "pointer"),
+    [
+        ("bogus", 1, "/bogus"),
+        ("training__bogus", 1, "/training/bogus"),
+        ("training__ttt_steps", 0, "/training/ttt_steps"),
+        ("training__lr", math.nan, "/training/lr"),
+        ("training__lr", math.inf, "/training/lr"),
+        ("training__lr", 0, "/training/lr"),
+        ("training__epochs", 0, "/training/epochs"),
+        ("training__loss", "magic", "/training/loss"),
+        ("vocab__draft_vocab_size", 0, "/vocab/draft_vocab_size"),
+        ("vocab__draft_vocab_size", -1, "/vocab/draft_vocab_size"),
+        ("data__max_seq_len", 0, "/data/max_seq_len"),
+        ("datasets", [], "/datasets"),
+        ("evaluation__prompts", [], "/evaluation/prompts"),
+        ("verifier__model", "", "/verifier/model"),
+        ("name", "Not A Name", "/name"),
+        ("name", "../escape", "/name"),
+        ("extraction__aux_layers", [5, 3, 1], "/extraction"),
+        ("extraction__aux_layers", [1, 1, 2], "/extraction"),
+        ("extraction__aux_layers", [1, 2], "/extraction"),
+    ],
+)
+def test_bad_values_are_refused_with_the_field_they_stand_in(change: str, value: Any, pointer: str):
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job(job(**{change: value}))
+
+    assert caught.value.pointer is not None
+    assert caught.value.pointer.startswith(pointer)
+    assert caught.value.remedy
+
+
+def test_all_faults_are_listed_and_not_only_the_first():
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job(job(training__lr=0, training__epochs=0, bogus=1))
+
+    assert {f["pointer"] for f in caught.value.context["faults"]} == {"/training/lr", "/training/epochs", "/bogus"}
+
+
+def test_training_may_only_shorten_samples():
+    with pytest.raises(InvalidRequest, match="smaller than data"):
+        parse_job(job(data__max_seq_len=128, training__max_seq_len=256))
+
+
+@pytest.mark.parametrize("document", [None, [], "job", 3, {"name": "x"}])
+def test_anything_but_a_whole_job_is_refused(document: Any):
+    with pytest.raises(InvalidRequest):
+        parse_job(document)
+
+
+def test_a_job_survives_json():
+    spec = parse_job(job(extraction__aux_layers=[2, 4, 5]))
+
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_every_field_of_every_section_is_documented():
+    def sections(kind: type[Section]) -> set[type[Section]]:
+        return {kind}.union(*(sections(s) for s in kind.__subclasses__()))
+
+    undocumented = [
+        f"{section.__name__}.{name}"
+        for section in sections(Section)
+        for name, field in section.model_fields.items()
+        if not field.description and not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+    ]
+    assert undocumented == []
