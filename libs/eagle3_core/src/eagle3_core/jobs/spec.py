@@ -56,7 +56,7 @@ class DatasetSpec(Section):
 
 
 class Regenerate(Section):
-    """The verifier writes the answers itself: the largest single lever on acceptance (facts: SpecForge v0.3)."""
+    """The verifier writes the answers itself: the largest single lever on acceptance (SpecForge v0.3 release notes)."""
 
     enabled: bool = True
     """Replace the last assistant turn (or answer the last user turn) by the verifier's own greedy answer."""
