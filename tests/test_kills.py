@@ -1,0 +1,111 @@
+"""Any process of the house may die at any moment: the job still ends, once, with the undisturbed run's drafter.
+
+Ten kills in three jobs, each at a moment that the job itself announces (a stage that runs, a share of it done).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, running_house, wait_for
+
+from eagle3_core.testing import tiny_verifier
+
+pytestmark = pytest.mark.slow
+
+SCHEDULES: dict[str, list[tuple[str, str, float]]] = {
+    "early": [("api", "prepare", 0), ("child", "canary", 0), ("worker", "generate", 0.2)],
+    "middle": [("child", "generate", 0.2), ("api", "generate", 0.5), ("child", "train", 0.3), ("worker", "train", 0.6)],
+    "late": [("api", "train", 0.5), ("child", "evaluate", 0), ("worker", "evaluate", 0.5)],
+}
+"""Per job: (who dies, in which stage, from which share of that stage on)."""
+
+
+def write_prompts(path: Path, count: int, word: str) -> Path:
+    lines = [
+        {
+            "id": f"{word}-{i}",
+            "task": ("echo", "count")[i % 2],
+            "messages": [{"role": "user", "content": f"{word} {i} {i * 7}"}],
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def small_job(folder: Path) -> dict[str, Any]:
+    verifier = folder / "verifier"
+    tiny_verifier(verifier, layers=8, hidden=32)
+    return {
+        "name": "killed",
+        "verifier": {"model": str(verifier), "dtype": "float32", "device": "cpu"},
+        "datasets": [{"uri": str(write_prompts(folder / "train.jsonl", 64, "train"))}],
+        "data": {"max_seq_len": 128, "unit_samples": 8, "regenerate": {"max_new_tokens": 24, "batch_size": 4}},
+        "vocab": {"draft_vocab_size": 64, "min_coverage": 0},
+        "training": {"max_steps": 240, "epochs": 1000, "batch_tokens": 256, "lr": 1e-3, "checkpoint_every_steps": 20, "threads": 1},
+        "evaluation": {
+            "prompts": [{"uri": str(write_prompts(folder / "test.jsonl", 16, "test"))}],
+            "max_new_tokens": 24, "unit_prompts": 4, "gate": {"min_ci_low": 1.0},
+        },
+    }  # fmt: skip
+
+
+def share_of(job: dict[str, Any], stage: str) -> float | None:
+    """How far `stage` is in [0, 1]; None unless it runs now or is over."""
+    entry = next(s for s in job["stages"] if s["name"] == stage)
+    if entry["state"] in ("pending", "queued"):
+        return None
+    return 1.0 if entry["state"] == "succeeded" else entry["progress_percentage"] / 100
+
+
+def run(
+    folder: Path, job: dict[str, Any], kills: list[tuple[str, str, float]], inputs: Path
+) -> tuple[dict[str, Any], int]:
+    """The finished job and how many processes were killed on its way."""
+    hit = 0
+    with running_house(folder, [inputs]) as house:
+        job_id = house.post(job)
+        for part, stage, share in kills:
+            wait_for(
+                f"{stage} at {share:.0%}",
+                lambda s=stage, x=share: (at := share_of(house.job(job_id), s)) is not None and at >= x,
+            )
+            hit += bool(wait_for(f"a living {part} to kill", lambda p=part: house.kill(p)))
+        return house.finished(job_id), hit
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return folder, small_job(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, job = inputs
+    finished, _ = run(tmp_path_factory.mktemp("undisturbed") / "house", job, [], folder)
+    assert finished["status"] == "succeeded", finished["reason"]
+    return finished
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_a_job_whose_processes_are_killed_ends_with_the_same_drafter(
+    schedule: str, inputs: tuple[Path, dict[str, Any]], undisturbed: dict[str, Any], tmp_path: Path
+):
+    folder, job = inputs
+
+    finished, hit = run(tmp_path / "house", job, SCHEDULES[schedule], folder)
+
+    assert hit == len(SCHEDULES[schedule])
+    assert finished["status"] == "succeeded", finished["reason"]
+    assert finished["drafter"]["digest"] == undisturbed["drafter"]["digest"]
+    assert finished["acceptance_length"] == undisturbed["acceptance_length"]
+
+
+def test_ten_moments_are_covered():
+    assert sum(map(len, SCHEDULES.values())) == 10
+    assert {part for kills in SCHEDULES.values() for part, _, _ in kills} == set(House.PARTS)
