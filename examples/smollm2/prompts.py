@@ -1,15 +1,17 @@
-"""The demo's prompts: five small tasks, drawn from a seed, with a held-out split that shares no name, number or text.
+"""The demo's prompts: five small tasks, drawn from a seed, with a held-out split whose names, numbers and texts are new.
 
 Why not a public data set: a demo that trains for four minutes must show what a drafter learns, on any machine, offline.
-So the tasks are narrow and the answers short, and everything that could be memorised is kept apart: each pool of words is cut
-by index and each number by its remainder modulo 5, so train, tune and test never meet. Only the wording of the templates is shared.
+So the tasks are narrow and the answers short. What could be memorised is kept apart: the words of each pool are dealt to
+train, tune and test by their index, and numbers by their remainder modulo 5, so no person, town, thing, number or text of
+one split occurs in another. The wording itself, weekdays, colors and kinds of building included, is common to all splits.
 
-The wording was chosen with SmolLM2-135M-Instruct at hand: it loops when it is asked to reason in steps ("Step 1: ...") and
-answers in a line or two when it is asked for one or two sentences. Loops flatter a drafter, so such wordings were dropped.
+The wording was chosen with SmolLM2-135M-Instruct at hand. Asked to reason in steps it loops, and loops flatter a drafter;
+asked for one or two sentences it stops. Words that its tokenizer splits in pieces were left out where others would do:
+a drafter of this size learns what surrounds a rare word long before it learns to copy the word itself.
 
-A template names its slots: `{name}` is a word of the pool `name`, `{name_b}` another word of the same pool, `{n:12-60}` a
-number from that range; a slot that returns keeps its value. `draw` is deterministic and stable: a longer draw from the
-same seed starts with the shorter one, and every prefix is balanced over the tasks.
+A template names its slots: `{name}` is a word of the pool `name`, `{name_b}` another word of the same pool, `{a:12-60}` a
+number from that range; a slot that returns keeps its value. `draw_prompts` is deterministic and stable: a longer draw
+from the same seed starts with the shorter one, and every prefix is balanced over the tasks.
 
     python examples/smollm2/prompts.py --split train --per-task 100 --seed 0 --out train.jsonl
 """
@@ -33,11 +35,13 @@ REMAINDERS: dict[Split, frozenset[int]] = {
 }
 """The remainders modulo 5, of pool indices and of numbers alike, that belong to a split."""
 
-TRIES_PER_PROMPT = 200
-"""Draws that may repeat an earlier prompt before a task is declared exhausted."""
+MAX_MISSES = 200
+"""Draws in a row that give nothing new before a task counts as exhausted."""
 
 
 class Message(TypedDict):
+    """One turn of a conversation."""
+
     role: str
     content: str
 
@@ -64,130 +68,136 @@ def _phrases(text: str) -> tuple[str, ...]:
 
 POOLS: dict[str, tuple[str, ...]] = {
     "name": _words(
-        "Ada Boris Clara Dennis Emma Farid Gloria Henry Irene Jack Kira Leon Monica Nils Olga Peter Rita Simon Tanya Umar "
-        "Vivian Walter Yara Zeno Alice Ben Cora David Edith Frank Grace Harold Ivy Julian Katya Louis Martha Norman Opal "
-        "Paul Ruth Steven Thelma Ursula Vincent Wendy Xavier Yvonne Zoe Arthur Bertha Conrad Dora Edgar Fiona"
-    ),
-    "item": _words(
-        "apples pencils stamps marbles cookies shells books candles buttons oranges coins flowers eggs tickets stones "
-        "lemons postcards beads peaches magnets bottles crayons plums balloons onions spoons mugs pears stickers bricks "
-        "carrots towels melons brushes walnuts"
+        """
+        Adam Alan Alex Alice Amy Andrew Anna Anne Anthony Arthur Barbara Ben Betty Bill Bob Brian Bruce Carl Carol
+        Charles Chris Claire Dan Daniel David Dennis Diana Donald Dorothy Edward Elizabeth Ellen Emily Emma Eric Eva
+        Frank Fred George Grace Greg Harold Harry Helen Henry Howard Hugh Ian Jack James Jane Jason Jean Jennifer Jim
+        Joe John Joseph Joyce Judy Julia Karen Kate Keith Kelly Kevin Larry Laura Leo Lewis Lily Linda Lisa Louis Lucy
+        Luke Maria Mark Martha Martin Mary Matthew Max Michael Mike Nancy Nick Oliver Oscar Patrick Paul Peter Philip
+        Rachel Ralph Ray Rebecca Richard Robert Roger Rose Roy Ruth Ryan Sally Sam Samuel Sarah Scott Simon Stephen
+        Steve Susan Ted Thomas Tim Tom Tony Victor Victoria Vincent Walter Wayne William
+        """
     ),
     "city": _words(
-        "Lisbon Denver Oslo Nairobi Kyoto Dublin Vienna Perth Austin Cairo Lyon Manila Turin Boston Prague Lima Seoul "
-        "Porto Zurich Leeds Toronto Riga Hanoi Bristol Madrid Tunis Geneva Delhi Naples Quebec Athens Berlin Chicago Dakar Milan"
+        """
+        London Paris Berlin Rome Madrid Vienna Boston Chicago Denver Dallas Houston Seattle Detroit Toronto Montreal
+        Sydney Melbourne Tokyo Moscow Dublin Oxford Cambridge Manchester Liverpool Birmingham Glasgow Edinburgh Athens
+        Prague Stockholm Copenhagen Amsterdam Brussels Geneva Milan Florence Venice Naples Cairo Delhi Mumbai Shanghai
+        Singapore Portland Austin Phoenix Atlanta Miami Baltimore Philadelphia Pittsburgh Hamburg Jerusalem
+        """
+    ),
+    "item": _words(
+        """
+        apples books flowers eggs tickets stones oranges cards bottles boxes toys shells coins letters lemons plants
+        candles cakes potatoes seeds bananas shirts shoes stars stamps
+        """
     ),
     "job": _words(
-        "nurse baker pilot carpenter teacher plumber chemist farmer painter librarian driver dentist gardener tailor waiter "
-        "welder cook lawyer sailor potter barber clerk judge singer doctor"
-    ),
-    "animal": _words(
-        "fox otter heron badger turtle owl goat salmon beaver lizard crane rabbit wolf sparrow moose hedgehog seal pony hen swan"
-    ),
-    "place": _words(
-        "harbor library market bakery museum station garden school workshop theater hospital bridge factory castle stadium "
-        "airport chapel farm cinema gallery office lighthouse warehouse clinic mill"
-    ),
-    "color": _words("red blue green yellow white black navy purple gray brown pink silver golden violet beige"),
-    "when": _phrases(
-        "on Monday, in the morning, after lunch, every Friday, in May, on Tuesday, at noon, before dinner, every Sunday, "
-        "in winter, on Thursday, at night, after school, every Saturday, in June, on Wednesday, at sunset, before work, "
-        "every week, in summer, on Sunday, in the evening, after breakfast, every day, in autumn"
+        """
+        nurse teacher farmer driver doctor cook lawyer singer baker pilot writer dentist painter sailor judge banker
+        chemist manager guard clerk
+        """
     ),
     "object": _words(
-        "report invoice parcel contract photo map laptop recipe schedule letter budget poster survey menu form file sample "
-        "drawing manual receipt draft badge logo diary ladder"
+        """
+        report letter contract photo map budget menu form book ticket poster survey key drawing manual
+        """
     ),
-    "does": _phrases(
-        "walks to the, cleans the, visits the, leaves the, paints the, opens the, draws the, closes the, enters the, "
-        "guards the, photographs the, repairs the, admires the, describes the, drives to the"
-    ),
-    "class": _words("Book Car Student Movie House Order Song Recipe Player Hotel Ticket Device Pet Course Invoice"),
-    "field": _words("title year price weight size speed rating height length owner number city status email score"),
-    "measure": _phrases(
-        "the sum, the count, the largest, the smallest, the average, the product, a list, the first, the last, the median, "
-        "the squares, the range, a sorted list, a set, the mean"
+    "event": ("meeting", "party", "concert", "dinner", "lesson", "trip", "lecture", "game", "wedding", "class"),
+    "kind": ("Book", "Car", "Student", "Movie", "House", "Song", "Player", "Ticket", "Device", "Product"),
+    "field": _words(
+        """
+        title price color size weight year label age height speed city number email score date rating length owner
+        width code
+        """
     ),
     "function": _phrases(
-        "counts the vowels in a string, reverses a string, checks whether a string is a palindrome, counts the words in a sentence, "
-        "removes all spaces from a string, returns the longest word in a sentence, converts a string to upper case, "
-        "counts how often a letter occurs in a string, returns the first letter of every word, removes duplicates from a list, "
-        "checks whether two strings are anagrams, replaces every vowel with a star, counts the digits in a string, "
-        "joins a list of words with commas, swaps the case of every letter, returns the shortest word in a list, "
-        "checks whether a string starts with a capital letter, repeats a string n times, returns the middle character of a string, "
-        "removes punctuation from a string, converts Celsius to Fahrenheit, computes the area of a circle, "
-        "computes the factorial of n, returns the nth Fibonacci number, checks whether a number is prime, "
-        "converts hours to minutes, computes the greatest common divisor of two numbers, swaps the keys and values of a dictionary, "
-        "flattens a list of lists, merges two sorted lists, computes the perimeter of a rectangle, rotates a list by one place, "
-        "raises a number to a power, checks whether a year is a leap year, returns the last element of a list"
+        """
+        counts the vowels in a string, checks whether a string is a palindrome, reverses a string,
+        counts the words in a sentence, removes all spaces from a string, returns the longest word in a sentence,
+        converts a string to upper case, counts how often a letter occurs in a string,
+        returns the first letter of every word, removes duplicates from a list,
+        checks whether two strings are anagrams, replaces every vowel with a star, counts the digits in a string,
+        joins a list of words with commas, swaps the case of every letter, returns the shortest word in a list,
+        checks whether a string starts with a capital letter, repeats a string n times,
+        converts Celsius to Fahrenheit, computes the area of a circle, computes the factorial of n,
+        returns the nth Fibonacci number, checks whether a number is prime, raises a number to a power,
+        returns the last element of a list, converts hours to minutes, swaps the keys and values of a dictionary,
+        flattens a list of lists, merges two sorted lists, computes the perimeter of a rectangle
+        """
     ),
 }
-"""Every word that a slot can hold. The index of a word decides its split; no word stands in two pools."""
+"""Words that a drafter could memorise. The index of a word decides its split; no word stands in two pools."""
+
+COMMON: dict[str, tuple[str, ...]] = {
+    "day": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
+    "color": ("red", "blue", "green", "yellow", "white", "black", "brown"),
+    "place": ("library", "market", "museum", "station", "garden", "school", "theater", "hospital", "hotel", "office"),
+    "relation": ("greater than", "less than", "divisible by"),
+}
+"""Words that belong to the wording: every split uses all of them."""
 
 ARITH = (
-    "{name} has {a:12-60} {item}. {name} buys {b:2-12} bags with {c:3-14} {item} in each bag. How many {item} does {name} have now?",
-    "A box holds {a:4-24} {item}. {name} fills {b:3-14} boxes and has {c:2-12} {item} left over. How many {item} did {name} start with?",
-    "One pack of {item} costs {a:2-14} dollars. {name} buys {b:3-14} packs and pays with {c:130-200} dollars. How much change does {name} get?",
-    "{name} collects {a:5-30} {item} every day for {b:3-14} days, and {name_b} collects {c:20-90} {item} in total. How many {item} do they have together?",
-    "{name} shares {a:40-160} {item} between {b:2-12} friends. How many {item} does each friend get, and how many are left?",
+    "{name} drives from {city} to {city_b} at {a:30-90} miles per hour for {b:2-14} hours. How far does {name} drive?",
+    "The garden of {name} is {a:15-60} meters long and {b:3-40} meters wide. What is the area of the garden?",
+    "{name} has {a:20-90} {item} and gives {b:2-14} {item} to {name_b}. How many {item} does {name} have left?",
+    "{name} earns {a:11-60} dollars an hour and works for {b:2-14} hours. How much does {name} earn?",
+    "One box holds {a:4-24} {item}. {name} fills {b:3-14} boxes. How many {item} does {name} need?",
 )
 ARITH_ENDINGS = ("Answer in one short sentence.", "Answer in two short sentences.")
 
-SENTENCES = (
-    "{name} {does} {place} in {city} {when} and meets {name_b} at the {place_b}.",
-    "{name} sends a {color} {object} to {name_b} {when} and waits at the {place} of {city}.",
-    "The {job} {does} {place} {when}, and {name} brings the {object} to {city}.",
-    "{name} needs the {color} {object} {when}, but {name_b} still looks for it at the {place}.",
-)
-REWRITES = (
-    "Rewrite this sentence in the past tense: {}",
-    "Correct the spelling and punctuation of this sentence: {}",
-    "Rewrite this sentence so that it is easy to read: {}",
+REWRITE = (
+    "Rewrite this sentence in the past tense: "
+    "{name} walks to the {place} every {day} and meets {name_b} at the {place_b}.",
+    "Rewrite this sentence in the past tense: "
+    "Every {day}, {name} takes the train to {city} and brings {a:2-20} {item} to the {place}.",
+    "Correct the mistakes in this sentence: "
+    "{name} go to the {place} in {city} on {day} and buy {a:2-30} {item} for {name_b}.",
+    "Rewrite this message in a formal tone: Hi {name}, I can't come to the {event} on {day}. Sorry! {name_b}",
+    "Rewrite this message in a formal tone: Hi {name}, please bring the {object} to the {event}. Thanks! {name_b}",
 )
 
-RECORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+EXTRACT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("{name} is a {a:21-70} year old {job} who lives in {city}.", ("name", "age", "job", "city")),
     (
         "{name} ordered {a:2-40} {color} {item} for {b:3-90} dollars.",
         ("customer", "item", "color", "quantity", "price"),
     ),
-    ("{name} sent a {color} {object} to {name_b} in {city}.", ("sender", "receiver", "object", "color", "city")),
-    ("{name} booked a train from {city} to {city_b} for {a:2-14} people.", ("name", "from", "to", "people")),
-    ("The {place} in {city} sold {a:10-99} {item} to {name}.", ("seller", "city", "quantity", "item", "buyer")),
+    ("{name} sent a {object} to {name_b} in {city} on {day}.", ("sender", "receiver", "object", "city", "day")),
+    ("{name} works as a {job} at the {place} of {city} since {a:1980-2019}.", ("name", "job", "place", "city", "year")),
 )
 
 CODE = (
     "Write a Python function that {function}. Write only the code.",
-    "Write a one-line Python function that {function}.",
-    "Write a one-line Python function that returns {measure} of the numbers in a list that are greater than {a:2-99}.",
-    "Write a one-line Python function that returns {measure} of the numbers in a list that are divisible by {a:2-30}.",
-    "Write a Python class {class} with the fields {field}, {field_b} and {field_c}. Write only the code.",
+    "Write a Python class {kind} with the fields {field}, {field_b} and {field_c}. Write only the code.",
+    "Write a one-line Python function that returns the numbers in a list that are {relation} {a:2-99}.",
+    "Write a Python function that counts how many numbers in a list are {relation} {a:2-99}. Write only the code.",
+    "Write a Python function that returns the sum of the numbers in a list that are {relation} {a:2-99}.",
 )
 
-TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+ANSWER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
-        "The {place} of {city} was built in {a:1900-1999}. {name}, a {job}, designed it. It has {b:11-95} rooms and a {color} door.",
+        "The {place} of {city} was built in {a:1900-1999} by {name}. It has {b:11-95} rooms.",
         (
-            "Who designed the {place} of {city}?",
-            "When was the {place} of {city} built, and who designed it?",
-            "How many rooms does the {place} of {city} have?",
+            "When was the {place} built, and how many rooms does it have?",
+            "Who built the {place} of {city}, and when?",
         ),
     ),
     (
-        "A {color} {animal} lives near the {place} of {city}. {name} brings it {item} {when}. Last week {name_b} came with {a:11-95} {item}.",
+        "A ticket for the {place} of {city} costs {a:15-60} dollars for adults and {b:2-14} dollars for children. "
+        "{name}, a {job}, sells the tickets.",
         (
-            "Where does the {color} {animal} live?",
-            "Who came last week, and with how many {item}?",
-            "What does {name} bring to the {color} {animal}?",
+            "How much does a ticket cost for adults and for children?",
+            "Who sells the tickets for the {place} of {city}?",
         ),
     ),
     (
-        "{name} works at the {place} in {city} and earns {a:11-95} dollars an hour. {name_b}, a {job}, works at the {place_b}.",
-        (
-            "Where does {name} work, and how much does {name} earn?",
-            "Where does {name_b} work?",
-            "Who works at the {place} in {city}?",
-        ),
+        "{name} is a {job} and works at the {place} in {city}. {name_b} is a {job_b} and works at the {place_b}.",
+        ("What is the job of {name}, and where does {name} work?", "Where does {name_b} work?"),
+    ),
+    (
+        "On {day}, {name} bought {a:12-95} {item} at the {place} of {city}. {name_b} bought only {b:2-11} {item}.",
+        ("How many {item} did {name} buy, and where?", "When did {name} buy the {item}?"),
     ),
 )
 
@@ -198,16 +208,11 @@ class Draw:
     def __init__(self, split: Split, seed: str) -> None:
         self._rng = random.Random(seed)
         self._remainders = REMAINDERS[split]
-        self._pools = {name: words_of(name, split) for name in POOLS}
+        self._words = COMMON | {pool: words_of(pool, split) for pool in POOLS}
 
     def choose(self, options: tuple[Choice, ...]) -> Choice:
+        """One of the options."""
         return self._rng.choice(options)
-
-    def some(self, options: tuple[str, ...]) -> tuple[str, ...]:
-        """All options in their order, or all but one in any order: half the draws each."""
-        if self._rng.random() < 0.5:
-            return options
-        return tuple(self._rng.sample(options, len(options) - 1))
 
     def fill(self, template: str) -> str:
         """The template with every slot filled; a slot that returns keeps its value."""
@@ -223,11 +228,11 @@ class Draw:
         return "".join(parts)
 
     def _word(self, slot: str, taken: dict[str, str]) -> str:
-        free = [word for word in self._pools[slot.partition("_")[0]] if word not in taken.values()]
-        return self._rng.choice(free)
+        pool = self._words[slot.partition("_")[0]]
+        return self._rng.choice([word for word in pool if word not in taken.values()])
 
-    def _number(self, span: str) -> str:
-        low, high = map(int, span.split("-"))
+    def _number(self, span: str | None) -> str:
+        low, high = map(int, (span or "").split("-"))
         return str(self._rng.choice([n for n in range(low, high + 1) if n % 5 in self._remainders]))
 
 
@@ -241,13 +246,13 @@ def _arith(draw: Draw) -> str:
 
 
 def _rewrite(draw: Draw) -> str:
-    return draw.choose(REWRITES).format(draw.fill(draw.choose(SENTENCES)))
+    return draw.fill(draw.choose(REWRITE))
 
 
 def _extract(draw: Draw) -> str:
-    sentence, keys = draw.choose(RECORDS)
-    form = json.dumps(dict.fromkeys(draw.some(keys), ""))
-    return f"Text: {draw.fill(sentence)}\nFill in this JSON from the text: {form}"
+    text, keys = draw.choose(EXTRACT)
+    form = json.dumps(dict.fromkeys(keys, ""))
+    return f"Text: {draw.fill(text)}\nFill in this JSON from the text: {form}"
 
 
 def _code(draw: Draw) -> str:
@@ -255,7 +260,7 @@ def _code(draw: Draw) -> str:
 
 
 def _answer(draw: Draw) -> str:
-    text, questions = draw.choose(TEXTS)
+    text, questions = draw.choose(ANSWER)
     return draw.fill(f"Text: {text}\nQuestion: {draw.choose(questions)} Answer in a full sentence.")
 
 
@@ -271,7 +276,7 @@ TASKS: dict[str, Callable[[Draw], str]] = {
 def distinct(task: str, split: Split, seed: int = 0) -> Iterator[str]:
     """Different prompts of one task, as many as its pools give; ends when new ones have become rare."""
     draw, seen, misses = Draw(split, f"{task}/{split}/{seed}"), set[str](), 0
-    while misses < TRIES_PER_PROMPT:
+    while misses < MAX_MISSES:
         text = TASKS[task](draw)
         if text in seen:
             misses += 1
@@ -293,9 +298,7 @@ def draw_prompts(split: Split, per_task: int, seed: int = 0) -> list[Prompt]:
 def _prompt(split: Split, task: str, turn: int, stream: Iterator[str]) -> Prompt:
     text = next(stream, None)
     if text is None:
-        raise PoolExhausted(
-            f"task {task!r} has only about {turn} distinct prompts in split {split!r}: ask for fewer per task"
-        )
+        raise PoolExhausted(f"task {task!r} has about {turn} distinct prompts in split {split!r}: ask for fewer")
     return Prompt(id=f"{split}-{task}-{turn:04d}", task=task, messages=[Message(role="user", content=text)])
 
 
@@ -309,11 +312,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
+    """Draw the prompts and write them; 2 when the pools are too small for the request."""
     args = _arguments()
     try:
         prompts = draw_prompts(args.split, args.per_task, args.seed)
     except PoolExhausted as error:
-        print(f"prompts.py: {error}", file=sys.stderr)
+        sys.stderr.write(f"prompts.py: {error}\n")
         return 2
     args.out.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
     return 0

@@ -49,8 +49,8 @@ def test_every_word_has_exactly_one_split():
     assert set(counts) == set.union(*(words_of_pools(split) for split in SPLITS))
 
 
-def test_every_slot_has_at_least_three_words_in_every_split():
-    assert min(len(prompts.words_of(pool, split)) for pool in prompts.POOLS for split in SPLITS) >= 3
+def test_every_pool_has_at_least_two_words_in_every_split():
+    assert min(len(prompts.words_of(pool, split)) for pool in prompts.POOLS for split in SPLITS) >= 2
 
 
 def test_no_number_is_shared_between_splits():
@@ -109,5 +109,5 @@ def test_asking_for_more_than_the_pools_hold_says_which_task_and_how_many(tmp_pa
     result = run_script("--split", "test", "--per-task", "5000", "--out", str(tmp_path / "too_many.jsonl"))
 
     assert result.returncode == 2
-    assert re.search(r"task 'code' has only about \d+ distinct prompts in split 'test'", result.stderr)
+    assert re.search(r"task 'code' has about \d+ distinct prompts in split 'test'", result.stderr)
     assert not (tmp_path / "too_many.jsonl").exists()

@@ -36,8 +36,9 @@ class Stage:
 STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "evaluation"), 1,
-              drops={"verifier": ("dtype", "backend", "device"),
+        # dtype and aux_layers decide how many bytes the states will need; what prepare commits is the same for all.
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 1,
+              drops={"verifier": ("backend", "device"), "extraction": ("codec", "shard_bytes"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "gate"),
                      "data": ("val_ratio", "unit_samples")}),

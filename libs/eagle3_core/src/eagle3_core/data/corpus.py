@@ -1,0 +1,186 @@
+"""A job's data sets as two token sets: what to train on and what to measure with.
+
+Files are read twice, once to count what is usable and once to tokenise what was drawn, so that memory holds tokens and
+never text. Sources are interleaved, so that every slice sees the whole mix; prompts that are held out are taken away from
+training, and a prompt that the verifier will answer is asked once: greedy answers to the same prompt are the same.
+
+Shapes: T tokens of one sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle3_core.data.datasets import Tally, judge, mix, read
+from eagle3_core.data.rows import Conversation, DatasetFormat
+from eagle3_core.data.samples import UNUSABLE, Dropped, HeldOutOverlap, Sample, Sampler
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.jobs.spec import Data, DatasetSpec
+
+HELD_OUT, DUPLICATE = "in_evaluation", "duplicate"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set of the job."""
+
+    spec: DatasetSpec
+    path: Path
+    pointer: str
+    """JSON pointer of its URI."""
+
+    def usable(
+        self, tally: Tally, *, answers_needed: bool = False, max_lines: int | None = None
+    ) -> Iterator[Conversation]:
+        """Its usable lines; see `datasets.read`."""
+        return read(
+            self.path, self.spec, tally, answers_needed=answers_needed, pointer=self.pointer, max_lines=max_lines
+        )
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A conversation that was drawn."""
+
+    source: int
+    place: float
+    """Its place in the source's share, from 0 to 1: what the mix is sorted by."""
+    row: int
+    """Its number among the usable lines, from 1."""
+    conversation: Conversation
+
+
+def no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def held_out_prompts(
+    sources: Sequence[Source], sampler: Sampler, *, max_prompts: int | None, bad_rows_limit: float
+) -> TokenSet:
+    """The prompts that will measure the drafter, in order. Raises DatasetFault, DataTooShort."""
+    samples: list[Sample] = []
+    for source in sources:
+        tally = Tally()
+        for conversation in source.usable(tally):
+            if len(samples) == max_prompts:
+                break
+            try:
+                samples.append(sampler.prompt(conversation))
+            except Dropped:
+                continue
+        judge(source.path, tally, bad_rows_limit, pointer=source.pointer)
+    if not samples:
+        raise sampler.nothing_left("/evaluation/prompts")
+    return _token_set(samples)
+
+
+def training_samples(
+    sources: Sequence[Source],
+    data: Data,
+    sampler: Sampler,
+    held_out: TokenSet,
+    progress: Callable[[int, int], None] = no_progress,
+) -> tuple[TokenSet, dict[str, int]]:
+    """The samples to train on, and how many lines were dropped by reason.
+
+    `progress` is told (done, total) and may raise to stop. Raises DatasetFault, DataTooShort, DataAllMasked,
+    HeldOutOverlap.
+    """
+    answers_needed = not data.regenerate.enabled
+    dropped: Counter[str] = Counter()
+    counts: list[int] = []
+    for source in sources:
+        tally = Tally()
+        counts.append(sum(1 for _ in source.usable(tally, answers_needed=answers_needed)))
+        judge(source.path, tally, data.bad_rows_limit, pointer=source.pointer)
+        dropped.update({kind.code.removeprefix("dataset."): count for kind, count in tally.kinds.items()})
+    chosen = mix(counts, [source.spec.weight for source in sources], data.max_samples)
+    samples = _tokenise(sources, chosen, data, sampler, progress)
+    dropped.update(sampler.dropped)
+    if not samples:
+        raise sampler.nothing_left("/datasets")
+    kept = list(_apart(samples, held_out, dropped, unique=data.regenerate.enabled))
+    if not kept:
+        raise HeldOutOverlap(
+            f"all {len(samples)} training samples are held-out prompts too",
+            remedy="keep some prompts apart: an acceptance length on training prompts says nothing",
+            pointer="/evaluation/prompts",
+        )
+    return _token_set(kept), dict(sorted(dropped.items()))
+
+
+def _tokenise(
+    sources: Sequence[Source],
+    chosen: Sequence[NDArray[np.int64]],
+    data: Data,
+    sampler: Sampler,
+    progress: Callable[[int, int], None],
+) -> list[Sample]:
+    """The drawn conversations as samples, sources interleaved."""
+    regenerate, total = data.regenerate.enabled, sum(map(len, chosen))
+    tallies = [Tally() for _ in sources]
+    placed: list[tuple[float, int, Sample]] = []
+    for done, drawn in enumerate(_drawn(sources, chosen, answers_needed=not regenerate)):
+        progress(done, total)
+        tally = tallies[drawn.source]
+        tally.lines += 1
+        try:
+            sample = sampler.prompt(drawn.conversation) if regenerate else sampler.answered(drawn.conversation)
+        except Dropped as drop:
+            if drop.reason in UNUSABLE:
+                tally.add(drawn.row, DatasetFormat, drop.detail)
+            continue
+        tally.good += 1
+        placed.append((drawn.place, drawn.source, sample))
+    progress(total, total)
+    for source, tally in zip(sources, tallies, strict=True):
+        if tally.bad:
+            judge(source.path, tally, data.bad_rows_limit, pointer=source.pointer)
+    return [sample for _, _, sample in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def _drawn(sources: Sequence[Source], chosen: Sequence[NDArray[np.int64]], *, answers_needed: bool) -> Iterator[_Drawn]:
+    for index, (source, rows) in enumerate(zip(sources, chosen, strict=True)):
+        wanted = {int(row): rank for rank, row in enumerate(rows)}
+        for row, conversation in enumerate(source.usable(Tally(), answers_needed=answers_needed)):
+            if row in wanted:
+                yield _Drawn(index, (wanted[row] + 0.5) / len(wanted), row + 1, conversation)
+
+
+def _apart(samples: Iterable[Sample], held_out: TokenSet, dropped: Counter[str], *, unique: bool) -> Iterator[Sample]:
+    """`samples` that answer no held-out prompt; with `unique`, each token sequence once."""
+    prompts = {held_out.sample(i)[0].tobytes() for i in range(len(held_out))}
+    seen: set[bytes] = set()
+    for sample in samples:
+        whole = sample.input_ids.tobytes()
+        if any(prompt in prompts for prompt in _prompts(sample)):
+            dropped[HELD_OUT] += 1
+        elif unique and whole in seen:
+            dropped[DUPLICATE] += 1
+        else:
+            seen.add(whole)
+            yield sample
+
+
+def _prompts(sample: Sample) -> Iterator[bytes]:
+    """What comes before each answer of a sample; all of it where there is none yet."""
+    starts = np.flatnonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1) + 1
+    for stop in starts if len(starts) else [len(sample.input_ids)]:
+        yield sample.input_ids[:stop].tobytes()
+
+
+def _token_set(samples: Sequence[Sample]) -> TokenSet:
+    """`samples` as one set, ids made unique by a count behind those that come again."""
+    seen: Counter[str] = Counter()
+    rows: list[tuple[str, str, NDArray[np.int32], NDArray[np.uint8]]] = []
+    for sample in samples:
+        seen[sample.id] += 1
+        name = sample.id if seen[sample.id] == 1 else f"{sample.id}#{seen[sample.id]}"
+        rows.append((name, sample.task, sample.input_ids, sample.loss_mask))
+    return TokenSet.build(rows)

@@ -1,0 +1,337 @@
+"""Prepare turns a job's data into token sets, says what it left out, and refuses before any compute is spent."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_core.data.templates import Chat
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import Slice, unit_key
+from eagle3_core.jobs.preflight import preflight
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.objects.local import LocalStore
+from eagle3_core.objects.manifest import read_manifest
+from eagle3_core.stages import registry
+from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.testing import stage_context, tiny_conversations, tiny_job, tiny_verifier, write_jsonl
+from eagle3_core.verifier.identity import inspect
+
+
+def context(folder: Path, job: dict[str, Any], **more: Any) -> StageContext:
+    sources = preflight(parse_job(job), [folder]).sources
+    return stage_context(folder, "prepare", job, sources=sources, **more)
+
+
+def outcome(ctx: StageContext) -> tuple[dict[str, Any], TokenSet, TokenSet]:
+    """Result, training samples and held-out prompts, as a later stage would read them."""
+    commit = registry.run(ctx)
+    manifest = read_manifest(ctx.store, commit.output.manifest)
+    files = [TokenSet.load(ctx.fetch(manifest.file(f"{name}.safetensors"))) for name in ("train", "eval")]
+    return commit.output.result, files[0], files[1]
+
+
+def refusal(ctx: StageContext) -> AerieError:
+    with pytest.raises(AerieError) as caught:
+        registry.run(ctx)
+    assert caught.value.remedy
+    assert not list(ctx.store.list(""))
+    return caught.value
+
+
+def decoded(folder: Path, tokens: TokenSet, index: int) -> str:
+    chat = Chat.of(inspect(folder / "verifier"))
+    return chat.tokenizer.decode(tokens.sample(index)[0].tolist(), skip_special_tokens=False)
+
+
+def test_prompts_wait_for_the_verifiers_answers(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+
+    result, train, held_out = outcome(ctx)
+
+    assert decoded(tmp_path, train, 0) == (
+        "<|im_start|>user\nquestion number 0: what about the the?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (result["samples"], result["eval_prompts"], result["supervised_tokens"]) == (12, 4, 0)
+    assert (result["tokens"], result["tasks"], result["dropped"]) == (train.tokens, {"numbers": 6, "words": 6}, {})
+    assert result["verifier"] == {
+        "name": "verifier", "hidden_size": 32, "num_layers": 8, "vocab_size": 320, "aux_layers": [2, 4, 5],
+    }  # fmt: skip
+    assert held_out.ids == ["row-10000", "row-10001", "row-10002", "row-10003"]
+
+
+def test_answered_conversations_are_supervised_on_their_answers(tmp_path):
+    result, train, _ = outcome(context(tmp_path, tiny_job(tmp_path, answered=True)))
+
+    ids, mask = train.sample(1)
+    answer = [int(token) for token, flag in zip(ids, mask, strict=True) if flag]
+    chat = Chat.of(inspect(tmp_path / "verifier"))
+    assert chat.tokenizer.decode(answer, skip_special_tokens=False) == "the and and that number 1<|im_end|>"
+    assert result["supervised_tokens"] == train.supervised_tokens > 0
+
+
+def test_the_last_answer_is_dropped_and_earlier_ones_stay_where_the_verifier_answers(tmp_path):
+    job = tiny_job(tmp_path)
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate("abcd")]
+    write_jsonl(tmp_path / "train.jsonl", [{"messages": turns}])
+
+    _, train, _ = outcome(context(tmp_path, job))
+
+    assert decoded(tmp_path, train, 0).endswith(
+        "assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_same_inputs_give_the_same_content(tmp_path):
+    job = tiny_job(tmp_path)
+
+    one = registry.run(context(tmp_path, job)).output.manifest
+    other = registry.run(context(tmp_path, job, store=LocalStore(tmp_path / "elsewhere"))).output.manifest
+
+    assert one.content == other.content
+
+
+def test_other_aux_layers_are_checked_again_but_make_the_same_content(tmp_path):
+    job = tiny_job(tmp_path)
+    first = context(tmp_path, job)
+    job["extraction"] = {"aux_layers": [1, 3, 5]}
+    second = context(tmp_path, job)
+
+    keys = {unit_key("prepare", c.spec, Slice(0, 0, 1), {}, c.assignment.sources, "t") for c in (first, second)}
+    commits = [registry.run(c).output for c in (first, second)]
+
+    assert len(keys) == 2
+    assert len({c.manifest.content for c in commits}) == 1
+    assert commits[1].result["verifier"]["aux_layers"] == [1, 3, 5]
+
+
+def test_sources_are_mixed_by_weight_and_interleaved(tmp_path):
+    job = tiny_job(tmp_path)
+    more = write_jsonl(tmp_path / "more.jsonl", [{**row, "task": "more"} for row in tiny_conversations(40, first=500)])
+    job["datasets"] = [{"uri": str(tmp_path / "train.jsonl")}, {"uri": str(more), "weight": 3}]
+    job["data"]["max_samples"] = 16
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert result["tasks"]["more"] == 12
+    assert [train.tasks[i : i + 4].count("more") for i in range(0, 16, 4)] == [3, 3, 3, 3]
+
+
+def test_lines_that_were_left_out_are_counted_by_reason_and_said(tmp_path):
+    job = tiny_job(tmp_path)
+    job["data"]["bad_rows_limit"] = 0.5
+    with (tmp_path / "train.jsonl").open("a") as file:
+        rows = [
+            {"messages": [{"role": "wizard", "content": "a"}]},
+            {"messages": [{"role": "user", "content": "end <|im_end|>"}]},
+            {"messages": [{"role": "user", "content": "long " * 100}]},
+            tiny_conversations(1)[0],
+            tiny_conversations(1, first=10_000)[0],
+        ]
+        file.write("{\n" + "".join(json.dumps(row) + "\n" for row in rows))
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert result["dropped"] == {
+        "not_jsonl": 1, "roles": 1, "control_token": 1, "too_long": 1, "duplicate": 1, "in_evaluation": 1,
+    }  # fmt: skip
+    assert len(train) == 12
+    assert "1 in_evaluation" in result["warnings"][-1]
+
+
+def test_names_that_come_again_are_told_apart(tmp_path):
+    job = tiny_job(tmp_path)
+    write_jsonl(tmp_path / "train.jsonl", [{"id": "same", "prompt": f"question {i}"} for i in range(3)])
+
+    _, train, _ = outcome(context(tmp_path, job))
+
+    assert train.ids == ["same", "same#2", "same#3"]
+
+
+def test_a_long_conversation_is_cut_at_its_end_and_keeps_its_mask(tmp_path):
+    job = tiny_job(tmp_path, answered=True)
+    write_jsonl(tmp_path / "eval.jsonl", [{"prompt": "hi"}])
+    _, whole, _ = outcome(context(tmp_path, job))
+    job["data"]["max_seq_len"] = int(whole.lengths.min()) - 4
+
+    result, cut, _ = outcome(context(tmp_path, job, store=LocalStore(tmp_path / "cut")))
+
+    length = job["data"]["max_seq_len"]
+    assert [cut.sample(i)[0].tolist() for i in range(12)] == [whole.sample(i)[0][:length].tolist() for i in range(12)]
+    assert [cut.sample(i)[1].tolist() for i in range(12)] == [whole.sample(i)[1][:length].tolist() for i in range(12)]
+    assert any("cut at" in warning for warning in result["warnings"])
+
+
+def test_a_number_of_held_out_prompts_is_kept_in_order(tmp_path):
+    job = tiny_job(tmp_path)
+    job["evaluation"]["max_prompts"] = 3
+
+    _, _, held_out = outcome(context(tmp_path, job))
+
+    assert held_out.ids == ["row-10000", "row-10001", "row-10002"]
+
+
+def test_a_template_that_prints_the_date_is_said(tmp_path):
+    job = tiny_job(tmp_path)
+    template = tmp_path / "verifier" / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%Y') }}" + template.read_text())
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert "01 Jan 2026" in result["warnings"][0]
+    assert decoded(tmp_path, train, 0).startswith("2026<|im_start|>")
+
+
+def test_a_data_set_that_changed_since_the_job_was_posted_is_refused(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer, error.status) == ("dataset.changed", "/datasets/0/uri", 409)
+
+
+def test_a_data_set_that_vanished_is_missing(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    (tmp_path / "eval.jsonl").unlink()
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("dataset.missing", "/evaluation/prompts/0/uri")
+
+
+def test_a_verifier_that_changed_since_the_job_was_posted_is_refused(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    tiny_verifier(tmp_path / "verifier", seed=1)
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("verifier.changed", "/verifier/model")
+
+
+def sources_of(tmp_path: Path, job: dict[str, Any]) -> StageContext:
+    """A context for a job that preflight would refuse: prepare must not rely on it."""
+    lenient = {
+        **job,
+        "data": {**job["data"], "max_seq_len": 96, "regenerate": {**job["data"]["regenerate"], "enabled": True}},
+    }
+    sources = preflight(parse_job(lenient), [tmp_path]).sources
+    return stage_context(tmp_path, "prepare", job, sources=sources)
+
+
+def test_a_length_shorter_than_every_sample_is_refused(tmp_path):
+    job = tiny_job(tmp_path)
+    write_jsonl(tmp_path / "eval.jsonl", [{"prompt": "hi"}])
+    job["data"]["max_seq_len"] = 16
+
+    error = refusal(sources_of(tmp_path, job))
+
+    assert (error.code, error.pointer) == ("data.too_short", "/data/max_seq_len")
+
+
+def test_data_of_which_nothing_is_supervised_is_refused(tmp_path):
+    job = tiny_job(tmp_path, answered=True)
+    template = tmp_path / "verifier" / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}")
+
+    error = refusal(sources_of(tmp_path, job))
+
+    assert (error.code, error.pointer) == ("data.all_masked", "/datasets")
+
+
+def test_training_prompts_that_are_all_held_out_are_refused(tmp_path):
+    job = tiny_job(tmp_path)
+    rows = tiny_conversations(12)
+    write_jsonl(tmp_path / "eval.jsonl", reversed(rows))
+
+    error = refusal(context(tmp_path, job))
+
+    assert (error.code, error.pointer) == ("evaluation.overlap", "/evaluation/prompts")
+
+
+def test_answers_to_held_out_prompts_are_not_trained_on(tmp_path):
+    job = tiny_job(tmp_path, answered=True)
+    write_jsonl(tmp_path / "eval.jsonl", tiny_conversations(5))
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert (result["dropped"], len(train)) == ({"in_evaluation": 5}, 7)
+
+
+class SmallStore(LocalStore):
+    """A store with a known amount of room."""
+
+    room = 0
+
+    def free_bytes(self) -> int | None:
+        return self.room
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_store_too_small_for_the_states_is_refused_to_the_byte(tmp_path, answered):
+    job = tiny_job(tmp_path, answered=answered)
+    store = SmallStore(tmp_path / "small")
+    store.room = 1 << 40
+    needed = outcome(context(tmp_path, job, store=store))[0]["states_bytes"]
+
+    store.room = needed
+    registry.run(context(tmp_path, job, store=store))
+    empty = SmallStore(tmp_path / "empty")
+    empty.room = needed - 1
+    error = refusal(context(tmp_path, job, store=empty))
+
+    assert (error.code, error.status, error.pointer) == ("store.too_small", 507, "/data")
+    assert error.context == {"needed_bytes": needed, "free_bytes": needed - 1}
+
+
+def test_the_bytes_of_the_states_are_those_of_the_longest_answers(tmp_path):
+    job = tiny_job(tmp_path, train=1)
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    prompt, answer, element, hidden = train.tokens, 12, 4, 32
+    aux = (prompt + answer) * (3 * hidden * element + 4 + 1)
+    final = (answer + 1) * (hidden * element + 4)
+    assert result["states_bytes"] == aux + final
+
+
+def test_half_the_precision_needs_about_half_the_bytes(tmp_path):
+    job = tiny_job(tmp_path)
+    full = outcome(context(tmp_path, job))[0]["states_bytes"]
+    job["verifier"]["dtype"] = "bfloat16"
+
+    half = outcome(context(tmp_path, job))[0]["states_bytes"]
+
+    assert 0.5 < half / full < 0.51
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(tmp_path):
+    job = tiny_job(tmp_path)
+    tiny_verifier(tmp_path / "verifier", vocab=280)
+    tiny_verifier(tmp_path / "large", vocab=400)
+    (tmp_path / "large" / "tokenizer.json").replace(tmp_path / "verifier" / "tokenizer.json")
+
+    error = refusal(context(tmp_path, job))
+
+    assert (error.code, error.pointer) == ("verifier.tokenizer", "/verifier/model")
+
+
+def test_a_stop_is_honoured_between_conversations(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    ctx.stop.set()
+
+    with pytest.raises(Preempted):
+        registry.run(ctx)
+
+
+def test_progress_ends_with_everything_done(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+
+    registry.run(ctx)
+
+    last = ctx.reporter.said[-1]
+    assert (last.done, last.total, last.unit) == (12, 12, "samples")
+    assert Counter(p.unit for p in ctx.reporter.said) == {"samples": len(ctx.reporter.said)}
