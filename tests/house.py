@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 
@@ -50,7 +50,7 @@ def processes() -> dict[int, tuple[int, str]]:
 class House:
     """A running `aerie up` and a client of its API."""
 
-    PARTS = {"api": "-m aerie_api", "worker": "-m aerie_worker", "child": "-m eagle3_core.stages.child"}
+    PARTS: ClassVar[dict[str, str]] = {"api": "-m aerie_api", "worker": "-m aerie_worker", "child": "-m eagle3_core.stages.child"}
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder

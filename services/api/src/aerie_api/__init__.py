@@ -1,1 +1,1 @@
-"""The control plane: jobs, leases, REST."""
+"""The control plane: takes jobs, plans their units, leases them to workers, and tells people how they fare."""

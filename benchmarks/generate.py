@@ -1,0 +1,74 @@
+"""Greedy answers with their states kept, against transformers' own `generate` without states, on the small real verifier.
+
+Both run in float32 on one thread, batch 32, 32 new tokens, the same prompts: `.venv/bin/python benchmarks/generate.py`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from rows import Row, publish, rate
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from eagle3_core.jobs.spec import VerifierSpec
+from eagle3_core.verifier.transformers import TransformersVerifier
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, NEW_TOKENS = 32, 32
+
+
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Chat prompts of about 40 tokens that differ in their numbers."""
+    texts = [
+        f"<|im_start|>user\nWrite a story about {i} boats, {i * 7} birds and a town.<|im_end|>\n<|im_start|>assistant\n"
+        for i in range(PROMPTS)
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def main() -> None:
+    """Measure and publish."""
+    torch.set_num_threads(1)
+    script = [sys.executable, str(ROOT / "examples/smollm2/verifier.py")]
+    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    folder = Path(printed.splitlines()[-1].strip())
+    asked = prompts(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    ours = TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    width = max(map(len, asked))
+    ids = torch.tensor([[2] * (width - len(p)) + p for p in asked])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in asked])
+
+    def own() -> float:
+        answers = ours.generate(
+            asked,
+            max_new_tokens=NEW_TOKENS,
+            batch_size=PROMPTS,
+            eos_ids=[],
+            keep_states=True,
+            on_progress=lambda **_: None,
+        )
+        return float(sum(len(a.ids) - a.prompt_len for a in answers))
+
+    def reference() -> float:
+        out = theirs.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=2,
+        )
+        return float(out.shape[1] - width) * PROMPTS
+
+    with torch.no_grad():
+        row = Row("generate, states kept", rate(own, 2), "answer tokens/s", rate(reference, 2))
+    publish("generate", [row])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A new drafter: speculators' own module gives its parameters, the verifier its embedding, head and, if asked, layer.
+
+The module comes from speculators so that its initial weights, names and checkpoint are that library's; training then
+runs on those very parameters through `drafter.model`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from eagle3_core.drafter.config import DrafterConfig, UnsupportedVerifier, drafter_config
+from eagle3_core.drafter.model import LAYER, Drafter, tensor_shapes
+from eagle3_core.drafter.rope import llama_config
+from eagle3_core.drafter.verifier_parts import FINAL_NORM, VerifierParts
+
+FC_SHARE = 0.1
+"""Scale of the random `fc` under `init: verifier_layer`, beside an identity on the last aux state (measured start)."""
+
+
+def speculators_config(config: DrafterConfig, verifier: str | None) -> Any:
+    """speculators' `Eagle3SpeculatorConfig` of a drafter; `verifier` is the name or path it will load the rest from."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.models.eagle3 import Eagle3SpeculatorConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    layer = llama_config(config)
+    layer._attn_implementation = "eager"
+    return Eagle3SpeculatorConfig(
+        architectures=["Eagle3DraftModel"],
+        transformer_layer_config=layer,
+        draft_vocab_size=config.draft_vocab_size,
+        norm_before_residual=False,
+        norm_before_fc=False,
+        fc_norm=config.fc_norm,
+        norm_output=config.norm_output,
+        embed_requires_grad=False,
+        eagle_aux_hidden_state_layer_ids=list(config.aux_layers),
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle3",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=config.ttt_steps)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=verifier, architectures=list(config.verifier_architectures)),
+        ),
+    )
+
+
+def speculators_module(config: DrafterConfig, verifier: str | None, seed: int) -> Any:
+    """A fresh `Eagle3DraftModel` in float32, its random weights a function of `seed` alone."""
+    from speculators.models.eagle3 import Eagle3DraftModel
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(seed)
+        return Eagle3DraftModel(speculators_config(config, verifier)).float()
+
+
+def build(
+    verifier: Path,
+    *,
+    algorithm: Literal["eagle3.1", "eagle3"],
+    init: Literal["random", "verifier_layer"],
+    aux_layers: tuple[int, int, int],
+    ttt_steps: int,
+    d2t_Vd: Tensor,
+    t2d_V: Tensor,
+    seed: int,
+    train_lm_head: bool = True,
+) -> Drafter:
+    """A drafter ready to train, float32 on the CPU, for the verifier checkpoint in folder `verifier`.
+
+    Every weight but a frozen head requires a gradient. Raises UnsupportedVerifier, DrafterDamaged.
+    """
+    parts = VerifierParts(verifier)
+    config = drafter_config(
+        parts.text_config, algorithm=algorithm, aux_layers=aux_layers, draft_vocab_size=len(d2t_Vd), ttt_steps=ttt_steps
+    )
+    module = speculators_module(config, None, seed)
+    named = cast("dict[str, torch.nn.Parameter]", dict(module.named_parameters()))
+    weights: dict[str, Tensor] = {name: named[name] for name in tensor_shapes(config)}
+    with torch.no_grad():
+        weights["lm_head.weight"].copy_(parts.head()[t2d_V])
+        weights["norm.weight"].copy_(parts.tensor(FINAL_NORM))
+        if init == "verifier_layer":
+            _start_from_last_layer(config, weights, parts.last_layer())
+    for name, weight in weights.items():
+        weight.requires_grad_(train_lm_head or name != "lm_head.weight")
+    return Drafter.assemble(config, weights, parts.embedding(), d2t_Vd, t2d_V)
+
+
+def _start_from_last_layer(config: DrafterConfig, weights: dict[str, Tensor], layer: dict[str, Tensor]) -> None:
+    """Copy the verifier's last layer; the drafter then starts as that layer on (nearly) the last aux state.
+
+    The hidden half of q, k and v gets the verifier's projections, the embedding half stays random; `fc` becomes
+    0.1 x random plus the identity on the last aux state. Raises UnsupportedVerifier where names or shapes differ.
+    """
+    hidden, random = config.hidden_size, dict(weights)
+    for proj in ("q_proj", "k_proj", "v_proj"):
+        random[f"{LAYER}self_attn.{proj}.weight"] = weights[f"{LAYER}self_attn.{proj}.weight"][:, hidden:]
+    source = {
+        f"{LAYER}self_attn.{name}.weight": f"self_attn.{name}.weight"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+    }
+    source |= {f"{LAYER}mlp.{name}.weight": f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")}
+    source[f"{LAYER}hidden_norm.weight"] = "input_layernorm.weight"
+    source[f"{LAYER}post_attention_layernorm.weight"] = "post_attention_layernorm.weight"
+    have = {ours: tuple(layer[theirs].shape) if theirs in layer else None for ours, theirs in source.items()}
+    wrong = {ours: shape for ours, shape in have.items() if shape != tuple(random[ours].shape)}
+    extra = sorted(set(layer) - set(source.values()))
+    if wrong or extra:
+        faults = [
+            f"{source[o]} is {s or 'missing'}, the drafter needs {tuple(random[o].shape)}" for o, s in wrong.items()
+        ]
+        faults += [f"{name} has no place in the drafter" for name in extra]
+        raise UnsupportedVerifier(
+            "the verifier's last layer does not fit the drafter's: " + "; ".join(faults[:4]),
+            remedy="set training.init to random (verifier_layer needs a Llama-shaped verifier without biases)",
+            pointer="/training/init",
+        )
+    for ours, theirs in source.items():
+        random[ours].copy_(layer[theirs])
+    fc = weights["fc.weight"].mul_(FC_SHARE)
+    fc[:, 2 * hidden :] += torch.eye(hidden)

@@ -1,0 +1,73 @@
+"""Rotary positions of the drafter, computed by transformers from the same parameters the verifier uses.
+
+Cosines and sines are tabulated in float32 once per device and dtype and looked up by position: training rotates the
+same few hundred positions in every step. The half-split ("neox") layout is the one Llama checkpoints and SGLang use.
+
+Shapes: P tabulated positions, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3_core.drafter.config import DrafterConfig
+
+
+def llama_config(config: DrafterConfig) -> Any:
+    """transformers' `LlamaConfig` of the drafter's one layer."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_act=config.hidden_act,
+        max_position_embeddings=config.max_position_embeddings,
+        initializer_range=config.initializer_range,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters=dict(config.rope_parameters),
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+class Rope:
+    """Rotates queries and keys to their positions."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        rotary = LlamaRotaryEmbedding(llama_config(config))
+        self.inverse_frequencies: Tensor = rotary.inv_freq.float()
+        """[D/2] angle per position, scaling included."""
+        self.scale = float(rotary.attention_scaling)
+        """Factor of all cosines and sines (yarn)."""
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [..., heads, D] rotated to integer `positions` [...], in x's dtype."""
+        cos_PD, sin_PD = self._table(x, int(positions.max()) + 1 if positions.numel() else 1)
+        half = x.shape[-1] // 2
+        return x * cos_PD[positions].unsqueeze(-2) + x.roll(half, -1) * sin_PD[positions].unsqueeze(-2)
+
+    def _table(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [P >= length, D]; the sines of the first half negated, so a roll by D/2 replaces a split."""
+        key = (like.device, like.dtype)
+        if key not in self._tables or len(self._tables[key][0]) < length:
+            rows = 1 << max(length - 1, 255).bit_length()
+            angles = torch.arange(rows, dtype=torch.float32)[:, None] * self.inverse_frequencies
+            cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+            tables = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            self._tables[key] = (tables[0].to(like), tables[1].to(like))
+        return self._tables[key]

@@ -1,0 +1,36 @@
+"""Whether a drafter is good enough to serve: its report against the job's thresholds, with a reason for every `fail`.
+
+The decisive number is the interval's lower end, not the mean: a drafter that was lucky with its prompts does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from eagle3_core.jobs.spec import Gate
+
+
+def decide(report: Mapping[str, Any], gate: Gate) -> tuple[Literal["pass", "fail"], list[str]]:
+    """The verdict on `report` (see `evaluate.report.combine`), and what it failed on."""
+    length: Mapping[str, Any] = report["acceptance_length"]
+    reasons: list[str] = []
+    if not report["verify_calls"]:
+        reasons.append("no prompt led to a single verify call, so nothing was measured")
+    if not length["ci_low"] > gate.min_ci_low:
+        reasons.append(f"the 95 % interval starts at {length['ci_low']}, it must lie above {gate.min_ci_low}")
+    if gate.min_mean is not None and length["mean"] < gate.min_mean:
+        reasons.append(f"acceptance length {length['mean']} is below {gate.min_mean}")
+    if gate.min_macro is not None and length["macro"] < gate.min_macro:
+        reasons.append(f"acceptance length over tasks {length['macro']} is below {gate.min_macro}")
+    if gate.min_task is not None:
+        reasons += [
+            f"acceptance length {task['mean']} of task {name} is below {gate.min_task}"
+            for name, task in length["by_task"].items()
+            if task["mean"] < gate.min_task
+        ]
+    if gate.require_lossless and not report["lossless"]:
+        reasons.append("drafted answers differ from the verifier's own")
+    if gate.max_looping_share is not None and report["looping_share"] > gate.max_looping_share:
+        reasons.append(f"{report['looping_share']:.0%} of the answers loop, {gate.max_looping_share:.0%} may")
+    return ("fail" if reasons else "pass"), reasons

@@ -1,0 +1,120 @@
+"""Drafter + verifier -> what the drafter is worth, on one slice of the held-out prompts.
+
+Every prompt is answered twice, with and without the drafter. Unit results hold one row a prompt; the report and the
+gate's verdict are made from all units together (`evaluate.report`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
+from eagle3_core.evaluate.costs import measure_costs
+from eagle3_core.evaluate.decode import Measured, measure
+from eagle3_core.evaluate.losslessness import compare
+from eagle3_core.evaluate.ngrams import SeenNgrams, loops
+from eagle3_core.jobs.wire import Commit
+from eagle3_core.objects.manifest import Manifest
+from eagle3_core.shards.manifest import contract_of
+from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.generate import ANSWERS_FILE
+from eagle3_core.stages.warm import reporting, warm_verifier
+from eagle3_core.verifier.base import Decoding
+from eagle3_core.verifier.contract import agree
+from eagle3_core.verifier.transformers import TransformersVerifier
+
+COST_CONTEXT = 100
+"""Tokens of context at which costs are measured."""
+
+
+def evaluate(ctx: StageContext) -> Commit:
+    """Measure the drafter on one slice of the held-out prompts."""
+    unit, evaluation = ctx.assignment.unit, ctx.spec.evaluation
+    (prepared,), (trained,) = ctx.manifests("prepare"), ctx.manifests("train")
+    prompts = TokenSet.load(ctx.fetch(prepared.file("eval.safetensors"))).slice(unit.start, unit.stop)
+    verifier = warm_verifier(ctx)
+    agree([("the drafter", contract_of(trained)), ("the running verifier", verifier.contract("decode"))])
+    drafter = _drafter(ctx, trained, verifier)
+    how = Decoding(
+        max_new_tokens=evaluation.max_new_tokens,
+        batch_size=evaluation.batch_size,
+        eos_ids=verifier.identity.eos_token_ids,
+    )
+    asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
+    started = time.monotonic()
+    progress = reporting(ctx, len(prompts), "prompts")
+    measured = measure(verifier, drafter, asked, how, num_steps=evaluation.num_steps, on_progress=progress)
+    seconds = time.monotonic() - started
+    seen = SeenNgrams()
+    seen.add(_training_answers(ctx, prepared))
+    rows = [_row(ctx, verifier, prompts, m, seen) for m in measured]
+    context = max((m.plain.ids for m in measured), key=len)[:COST_CONTEXT]
+    costs = measure_costs(verifier, drafter, context, evaluation.num_steps)
+    writer = ctx.writer()
+    answers = [m.chain.answer for m in measured]
+    writer.add_json("prompts.json", [{**row, "answer": a} for row, a in zip(rows, answers, strict=True)])
+    timings = {"measure_s": seconds} | {k: v for k, v in costs.items() if k.endswith("_ms")}
+    ref = writer.commit({"rows": rows}, contract=trained.contract, timings=timings)
+    return ctx.done(ref, {"rows": rows, "costs": costs})
+
+
+def _drafter(ctx: StageContext, trained: Manifest, verifier: TransformersVerifier) -> Drafter:
+    """Train's drafter, in the precision and on the device of the verifier."""
+    folder = ctx.scratch / "drafter"
+    folder.mkdir()
+    for name in (TENSORS_FILE, CONFIG_FILE):
+        (folder / name).symlink_to(ctx.fetch(trained.file(name)))
+    checkpoint: Path = verifier.identity.folder
+    return Drafter.load(folder, checkpoint, dtype=verifier.dtype, device=verifier.device)
+
+
+def _training_answers(ctx: StageContext, prepared: Manifest) -> Iterator[list[int]]:
+    """The assistant's turns of the training samples: the verifier's own answers where it wrote them."""
+    if ctx.spec.data.regenerate.enabled:
+        files = [manifest.file(ANSWERS_FILE) for manifest in ctx.manifests("generate")]
+    else:
+        files = [prepared.file("train.safetensors")]
+    for entry in files:
+        samples = TokenSet.load(ctx.fetch(entry))
+        for i in range(len(samples)):
+            ids, mask = samples.sample(i)
+            edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).reshape(-1, 2)
+            yield from (ids[start:stop].tolist() for start, stop in edges)
+
+
+def _row(
+    ctx: StageContext, verifier: TransformersVerifier, prompts: TokenSet, measured: Measured, seen: SeenNgrams
+) -> dict[str, Any]:
+    """What is kept of one prompt: counts and judgements, no text."""
+    chain, plain = measured.chain, measured.plain
+    prompt, answer = chain.ids[: chain.prompt_len], chain.answer
+    verdict = compare(
+        verifier, prompt, answer, plain.ids[plain.prompt_len :], ctx.spec.evaluation.near_tie_logit_gap
+    )  # fmt: skip
+    if not verdict.equal:
+        ctx.log(
+            f"prompt {prompts.ids[chain.index]}: the drafted answer differs from token {verdict.first_difference} on, "
+            f"logit gap {verdict.gap}",
+            level="info" if verdict.near_tie else "warning",
+        )
+    hits, total = seen.count(answer)
+    return {
+        "id": prompts.ids[chain.index],
+        "task": prompts.tasks[chain.index],
+        "tokens": chain.tokens,
+        "calls": chain.calls,
+        "proposed": chain.proposed,
+        "accepted": chain.accepted,
+        "lossless": verdict.equal or verdict.near_tie,
+        "near_tie": verdict.near_tie,
+        "looping": loops(answer),
+        "seen_ngrams": hits,
+        "ngrams": total,
+        "answer_tokens": len(answer),
+    }

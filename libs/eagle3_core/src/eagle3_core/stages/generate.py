@@ -1,0 +1,92 @@
+"""Prompts -> the verifier's own greedy answers, and the hidden states of that very pass.
+
+The states are committed as the output of `extract`, under the key that extract's unit has for these answers: what one
+pass computed is not computed again.
+"""
+
+from __future__ import annotations
+
+import time
+
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.evaluate.ngrams import loops
+from eagle3_core.jobs.graph import Slice, unit_inputs, unit_key
+from eagle3_core.jobs.wire import Commit, ManifestRef, Output
+from eagle3_core.shards.writer import ShardWriter
+from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.warm import reporting, warm_verifier
+from eagle3_core.verifier.base import Decoding, Generated
+from eagle3_core.verifier.contract import CaptureContract
+
+ANSWERS_FILE = "answers.safetensors"
+
+
+def generate(ctx: StageContext) -> Commit:
+    """Answer one slice of the training prompts; commit the answers, and their states for `extract`."""
+    unit, spec = ctx.assignment.unit, ctx.spec
+    (prepared,) = ctx.manifests("prepare")
+    prompts = TokenSet.load(ctx.fetch(prepared.file("train.safetensors"))).slice(unit.start, unit.stop)
+    verifier = warm_verifier(ctx)
+    contract = verifier.contract("decode")
+    shards = ShardWriter(
+        ctx.scratch, contract, codec=spec.extraction.codec, shard_bytes=spec.extraction.shard_bytes
+    )  # fmt: skip
+    how = Decoding(
+        max_new_tokens=spec.data.regenerate.max_new_tokens,
+        batch_size=spec.data.regenerate.batch_size,
+        eos_ids=verifier.identity.eos_token_ids,
+        keep_states=True,
+        max_seq_len=spec.data.max_seq_len,
+    )
+    started = time.monotonic()
+    answers: dict[int, Generated] = {}
+    asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
+    for answer in verifier.generate(asked, how, reporting(ctx, len(prompts), "samples")):
+        index = answer.index
+        assert answer.states is not None
+        shards.add(prompts.ids[index], prompts.tasks[index], answer.ids, mask_of(answer), answer.states)
+        answers[index] = Generated(index, answer.ids, answer.prompt_len, answer.ended, None)
+    seconds = time.monotonic() - started
+    ref, result = _commit_answers(ctx, prompts, [answers[i] for i in range(len(prompts))], seconds)
+    states = commit_states(ctx, shards, contract, _extract_key(ctx, ref), seconds)
+    return ctx.done(ref, result, [states])
+
+
+def mask_of(answer: Generated) -> list[int]:
+    """1 on the answer's tokens, its end-of-sequence token included; 0 on the prompt."""
+    return [0] * answer.prompt_len + [1] * (len(answer.ids) - answer.prompt_len)
+
+
+def _commit_answers(
+    ctx: StageContext, prompts: TokenSet, answers: list[Generated], seconds: float
+) -> tuple[ManifestRef, dict[str, int]]:
+    tokens = TokenSet.build((prompts.ids[a.index], prompts.tasks[a.index], a.ids, mask_of(a)) for a in answers)
+    path = ctx.scratch / ANSWERS_FILE
+    tokens.save(path)
+    result = {
+        "samples": len(tokens),
+        "tokens": tokens.tokens,
+        "answer_tokens": tokens.supervised_tokens,
+        "ended": sum(a.ended for a in answers),
+        "looping": sum(loops(a.ids[a.prompt_len :]) for a in answers),
+    }
+    writer = ctx.writer()
+    writer.add_file(ANSWERS_FILE, path, samples=len(tokens), tokens=tokens.tokens)
+    return writer.commit(result, timings={"generate_s": seconds}), result
+
+
+def _extract_key(ctx: StageContext, answers: ManifestRef) -> str:
+    """The key of the unit of `extract` that reads these answers."""
+    a = ctx.assignment
+    inputs = unit_inputs("extract", a.spec, 0, {"generate": [answers.content], "prepare": []})
+    return unit_key("extract", a.spec, Slice(a.unit.index, a.unit.start, a.unit.stop), inputs, a.sources, a.tenant)
+
+
+def commit_states(
+    ctx: StageContext, shards: ShardWriter, contract: CaptureContract, key: str, seconds: float
+) -> Output:  # fmt: skip
+    """Commit `shards` as the output of extract's unit `key`."""
+    writer = ctx.writer("extract", key)
+    result = {**shards.close(writer), "pass": contract.capture_pass}
+    ref = writer.commit(result, contract=contract.model_dump(mode="json"), timings={"capture_s": seconds})
+    return Output(stage="extract", key=key, manifest=ref, result=result)

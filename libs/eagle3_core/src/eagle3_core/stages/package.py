@@ -1,0 +1,92 @@
+"""A trained and measured drafter -> directories that SGLang and speculators load, its card, and the proof of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from eagle3_core.data.sources import resolve
+from eagle3_core.drafter.card import CardFacts, write_card
+from eagle3_core.drafter.config import DrafterConfig
+from eagle3_core.drafter.export import ExportMismatch, require_same, sglang_config, write_sglang, write_speculators
+from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
+from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
+from eagle3_core.jobs.wire import Commit
+from eagle3_core.objects.manifest import Manifest
+from eagle3_core.stages.context import StageContext
+from eagle3_core.verifier.contract import CaptureContract, agree
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def package(ctx: StageContext) -> Commit:
+    """Export the drafter in the verifier's precision, read it back, and write its card. Raises ExportMismatch."""
+    (trained,) = ctx.manifests("train")
+    contract = _contract(ctx, trained)
+    parts = VerifierParts(resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model"))
+    drafter = _drafter(ctx, trained, parts)
+    dtype = DTYPES[ctx.spec.verifier.dtype]
+    sglang, speculators = ctx.scratch / "sglang", ctx.scratch / "speculators"
+    write_sglang(drafter, sglang, dtype)
+    teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
+    write_speculators(drafter, speculators, dtype, ctx.spec.verifier.model.removeprefix("file://"), teacher)
+    ctx.check()
+    require_same(drafter, dtype, sglang, speculators, parts)
+    ctx.log(f"both directories, read back in {ctx.spec.verifier.dtype}, give the trained drafter's logits")
+    report = ctx.result("evaluate")
+    facts = CardFacts(
+        spec=ctx.spec, config=drafter.config, contract=contract, digest=ctx.result("train")["digest"], report=report,
+        vocab=ctx.result("vocab"), train=ctx.result("train"), prepare=ctx.assignment.results.get("prepare", {}),
+        parameters=sum(w.numel() for w in drafter.weights.values()),
+    )  # fmt: skip
+    return _commit(ctx, facts, sglang, speculators)
+
+
+def _contract(ctx: StageContext, trained: Manifest) -> CaptureContract:
+    """The contract that the drafter was trained under; evaluate's must be the same. Raises ContractMismatch."""
+    sides = [("the training states", CaptureContract.model_validate(trained.contract))]
+    for manifest in ctx.manifests("evaluate"):
+        if manifest.contract is not None:
+            sides.append((f"evaluate's unit {manifest.unit[0]}", CaptureContract.model_validate(manifest.contract)))
+    return agree(sides)
+
+
+def _drafter(ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Drafter:
+    """Train's drafter in float32. Raises ExportMismatch where it is not the one that train's result names."""
+    config = DrafterConfig.model_validate_json(ctx.fetch(trained.file(CONFIG_FILE)).read_text())
+    drafter = Drafter.from_state(config, load_file(ctx.fetch(trained.file(TENSORS_FILE))), parts)
+    have, want = drafter.digest(), ctx.result("train")["digest"]
+    if have != want:
+        raise ExportMismatch(
+            f"the drafter's files digest to {have[:16]}, train's result says {want[:16]}", remedy="run train again"
+        )
+    return drafter
+
+
+def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path) -> Commit:
+    writer = ctx.writer()
+    for folder in (sglang, speculators):
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            writer.add_file(f"{folder.name}/{path.relative_to(folder).as_posix()}", path)
+    writer.add_bytes("card.md", write_card(facts).encode())
+    writer.add_json("report.json", dict(facts.report))
+    contract = facts.contract.model_dump(mode="json")
+    writer.add_json("contract.json", contract)
+    result: dict[str, Any] = {
+        "digest": facts.digest,
+        "dtype": ctx.spec.verifier.dtype,
+        "sglang": {
+            "architecture": "LlamaForCausalLMEagle3",
+            "layer_ids": sglang_config(facts.config, DTYPES[ctx.spec.verifier.dtype])["eagle_config"][
+                "eagle_aux_hidden_state_layer_ids"
+            ],
+            "num_steps": ctx.spec.evaluation.num_steps,
+            "algorithm": "EAGLE3",
+        },
+        "speculators": {"model_type": "eagle3"},
+        "report": dict(facts.report),
+    }
+    return ctx.done(writer.commit(result, contract=contract), result)

@@ -1,0 +1,84 @@
+"""Token counts -> the draft vocabulary, and how much of the verifier's answers it covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from eagle3_core.data.sources import resolve
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.data.vocab import Counts, DraftVocab, VocabCoverage, choose, estimated_coverage
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.wire import Commit
+from eagle3_core.stages.context import StageContext
+from eagle3_core.verifier.folder import VerifierTokenizer, read_json
+from eagle3_core.verifier.identity import Identity, inspect
+
+VOCAB_FILE = "vocab.safetensors"
+
+
+def vocab(ctx: StageContext) -> Commit:
+    """Choose the drafter's tokens from the training answers. Raises VocabSize, VocabCoverage."""
+    samples = _samples(ctx)
+    verifier = inspect(resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model"))
+    requested, always = ctx.spec.vocab.draft_vocab_size, always_in(verifier)
+    chosen = choose(Counts.of(samples, verifier.vocab_size).scores_V, requested, always)
+    coverage, fair = estimated_coverage(samples, verifier.vocab_size, requested, always)
+    clamped = requested is not None and len(chosen) < requested
+    if clamped:
+        ctx.log(
+            f"{requested} draft tokens were asked for, the data holds {chosen.distinct} distinct ones: the drafter gets "
+            f"{len(chosen)}",
+            level="warning",
+        )
+    _require_coverage(ctx.spec, coverage, len(chosen))
+    result: dict[str, Any] = {
+        "draft_vocab_size": len(chosen),
+        "requested": requested,
+        "distinct_tokens": chosen.distinct,
+        "coverage": coverage,
+        "coverage_on": "held_out" if fair else "counted",
+        "clamped": clamped,
+    }
+    ctx.log(
+        f"{len(chosen)} draft tokens cover {coverage:.1%} of the supervised tokens ({result['coverage_on']} samples)"
+    )
+    writer = ctx.writer()
+    writer.add_file(VOCAB_FILE, _write(chosen, ctx.scratch))
+    return ctx.done(writer.commit(result), result)
+
+
+def always_in(verifier: Identity) -> frozenset[int]:
+    """Tokens that end an answer, and added tokens that the chat template writes (turn and tool-call markers)."""
+    tokenizer = read_json(verifier.folder / "tokenizer.json", VerifierTokenizer)
+    added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
+    in_template = {int(t["id"]) for t in added if t.get("content") and t["content"] in verifier.chat_template}
+    return frozenset(verifier.eos_token_ids) | in_template
+
+
+def _samples(ctx: StageContext) -> TokenSet:
+    """The texts that are trained on: the verifier's own answers, or prepare's conversations."""
+    if ctx.spec.data.regenerate.enabled:
+        entries = [manifest.file("answers.safetensors") for manifest in ctx.manifests("generate")]
+    else:
+        entries = [manifest.file("train.safetensors") for manifest in ctx.manifests("prepare")]
+    return TokenSet.concat([TokenSet.load(ctx.fetch(entry)) for entry in entries])
+
+
+def _require_coverage(spec: JobSpec, coverage: float, size: int) -> None:
+    if coverage < spec.vocab.min_coverage:
+        raise VocabCoverage(
+            f"{size} draft tokens cover {coverage:.1%} of the supervised tokens, vocab.min_coverage is "
+            f"{spec.vocab.min_coverage:.1%}",
+            remedy="raise vocab.draft_vocab_size, add training samples, or lower vocab.min_coverage",
+            pointer="/vocab/min_coverage",
+        )
+
+
+def _write(chosen: DraftVocab, folder: Path) -> Path:
+    path = folder / VOCAB_FILE
+    save_file({"d2t": np.ascontiguousarray(chosen.d2t_Vd), "t2d": np.ascontiguousarray(chosen.t2d_V)}, path)
+    return path

@@ -1,0 +1,63 @@
+"""The verifier that a process keeps between units, and how its work is reported.
+
+Loading a large verifier takes minutes and a unit takes seconds to minutes, so generate, extract and evaluate of one job
+share one loaded verifier, as long as it is the same checkpoint in the same precision with the same captured layers.
+"""
+
+from __future__ import annotations
+
+import time
+
+from eagle3_core.data.sources import resolve
+from eagle3_core.digests import digest_json
+from eagle3_core.errors import AerieError
+from eagle3_core.stages.context import StageContext
+from eagle3_core.verifier.base import Progressed
+from eagle3_core.verifier.identity import inspect
+from eagle3_core.verifier.transformers import TransformersVerifier
+
+
+class VerifierChanged(AerieError):
+    """The verifier's folder holds another checkpoint than when the job was posted."""
+
+    code, status = "verifier.changed", 409
+
+
+def warm_verifier(ctx: StageContext) -> TransformersVerifier:
+    """The job's verifier, loaded now or by an earlier unit. Raises VerifierChanged and what loading raises."""
+    spec = ctx.spec.verifier
+    expected = ctx.assignment.sources["verifier"]
+
+    def load() -> TransformersVerifier:
+        folder = resolve(spec.model, ctx.file_roots, pointer="/verifier/model")
+        identity = inspect(folder, revision=spec.revision)
+        if identity.digest != expected:
+            raise VerifierChanged(
+                f"{folder} is verifier {identity.digest[:16]}, the job was posted for {expected[:16]}",
+                remedy="put the old checkpoint back, or post the job again",
+                pointer="/verifier/model",
+            )
+        ctx.log(f"loading the verifier {identity.name} in {spec.dtype}")
+        started = time.monotonic()
+        verifier = TransformersVerifier(folder, spec, ctx.spec.extraction.aux_layers, identity)
+        ctx.log(f"loaded the verifier in {time.monotonic() - started:.1f} s on {verifier.device}")
+        return verifier
+
+    layers = ctx.spec.extraction.aux_layers
+    key = digest_json(
+        [expected, spec.revision, spec.dtype, spec.backend, spec.device, list(layers) if layers else None]
+    )
+    return ctx.warm.get(key, load)
+
+
+def reporting(ctx: StageContext, total: int, unit: str) -> Progressed:
+    """A callback that reports `done` of `total` (counted in `unit`) with the rate in tokens, and honours stops."""
+    started = time.monotonic()
+
+    def report(*, done: int, tokens: int) -> None:
+        ctx.check()
+        elapsed = time.monotonic() - started
+        rate = done / elapsed if done and elapsed else None
+        ctx.progress(done, total, unit, rate=rate, note=f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+
+    return report

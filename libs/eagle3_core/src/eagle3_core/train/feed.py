@@ -1,0 +1,211 @@
+"""Shards -> packed batches: the order of everything is a pure function of (seed, epoch).
+
+So a cursor of two numbers (epoch, batch) is all that an exact resume needs. Samples are packed end to end in the
+epoch's order until the next one no longer fits; samples without any chain that a loss reads are left out, and said.
+Held-out samples are chosen by the hash of their number, so they stay the same when epochs, seed or order change.
+
+Shapes: T tokens of a sample or batch, S samples, K steps, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from eagle3_core.data.split import held_out
+from eagle3_core.drafter.chains import LabelRule, plan_chains, valid_steps
+from eagle3_core.drafter.step import PackedBatch
+from eagle3_core.errors import AerieError
+from eagle3_core.verifier.contract import CaptureContract
+
+
+class NoSupervision(AerieError):
+    """No sample has a token that the drafter could learn from."""
+
+    code, status = "training.no_supervision", 422
+
+
+class BatchTooSmall(AerieError):
+    """A sample does not fit into one forward pass."""
+
+    code, status = "training.batch_tokens", 422
+
+
+class MissingFinalState(AerieError):
+    """A shard lacks a final state that the label rule reads."""
+
+    code, status = "shards.final_missing", 422
+
+
+class LoadedSample(Protocol):
+    """What training reads of a sample with its states."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """i32 [T]."""
+        ...
+
+    @property
+    def aux(self) -> Tensor:
+        """[T, 3H]."""
+        ...
+
+    @property
+    def final(self) -> Tensor:
+        """[M, H]."""
+        ...
+
+    @property
+    def final_index(self) -> Tensor:
+        """i32 [M]: positions of `final`'s rows."""
+        ...
+
+
+class Samples(Protocol):
+    """Random access to samples; `shards.reader.ShardSet` is one."""
+
+    @property
+    def contract(self) -> CaptureContract:
+        """How their states were captured."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def loss_mask(self, index: int) -> Tensor:
+        """u8 [T], without reading a state."""
+        ...
+
+    def sample(self, index: int) -> LoadedSample:
+        """The sample with its states."""
+        ...
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the feed knows of a sample without reading its states."""
+
+    tokens: int
+    """Length after the cut at `max_seq_len`."""
+    supervised: int
+    """Tokens that some chain drafts."""
+
+
+class Feed:
+    """The batches of every epoch, and of the held-out samples."""
+
+    def __init__(
+        self, samples: Samples, *, steps: int, rule: LabelRule, batch_tokens: int, seed: int,
+        val_ratio: float = 0.0, max_seq_len: int | None = None,
+    ) -> None:  # fmt: skip
+        """Reads every mask once. Raises NoSupervision, BatchTooSmall."""
+        self._samples, self._steps = samples, steps
+        self._rule: LabelRule = rule
+        self._batch_tokens, self._seed, self._cut = batch_tokens, seed, max_seq_len
+        self._facts = [self._look(i) for i in range(len(samples))]
+        usable = [i for i, facts in enumerate(self._facts) if facts.supervised]
+        if not usable:
+            raise NoSupervision(
+                f"none of {len(samples)} samples has two supervised tokens in a row"
+                + (f" within its first {max_seq_len} tokens" if max_seq_len else ""),
+                remedy="check the chat template's mask, or raise training.max_seq_len if answers begin behind it",
+            )
+        self._require_room(usable)
+        held = [i for i in usable if held_out(i, val_ratio)]
+        self.held_out: list[int] = held if len(held) < len(usable) else []
+        """Samples that only validation reads, in order."""
+        chosen = set(self.held_out)
+        self.train: list[int] = [i for i in usable if i not in chosen]
+        """Samples that are trained on, in order."""
+        self.dropped = len(samples) - len(usable)
+        """Samples without anything to learn."""
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Tokens that chains of one epoch draft at their first step."""
+        return sum(self._facts[i].supervised for i in self.train)
+
+    def batches(self, epoch: int) -> list[tuple[int, ...]]:
+        """The samples of each batch of `epoch`, from 0."""
+        order = sorted(self.train, key=lambda i: blake3(f"{self._seed}/{epoch}/{i}".encode()).digest())
+        return self._packed(order)
+
+    def validation_batches(self) -> list[tuple[int, ...]]:
+        """The held-out samples' batches; always the same."""
+        return self._packed(self.held_out)
+
+    def supervised_in(self, batch: Sequence[int]) -> int:
+        """Tokens that chains of `batch` draft at their first step."""
+        return sum(self._facts[i].supervised for i in batch)
+
+    def load(self, batch: Sequence[int]) -> PackedBatch:
+        """The samples `batch` end to end, with their plan. Raises what the shards raise, MissingFinalState."""
+        ids: list[Tensor] = []
+        masks: list[np.ndarray] = []
+        aux: list[Tensor] = []
+        final: list[Tensor] = []
+        rows: list[Tensor] = []
+        kept = 0
+        for i in batch:
+            sample, tokens = self._samples.sample(i), self._facts[i].tokens
+            ids.append(sample.input_ids[:tokens].long())
+            masks.append(self._samples.loss_mask(i)[:tokens].numpy())
+            aux.append(sample.aux[:tokens])
+            final.append(sample.final)
+            row_T = torch.full((len(sample.input_ids),), -1, dtype=torch.long)
+            row_T[sample.final_index.long()] = torch.arange(kept, kept + len(sample.final))
+            rows.append(row_T[:tokens])
+            kept += len(sample.final)
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in ids])]).astype(np.int64)
+        plan = plan_chains(np.concatenate(masks), offsets, self._steps, self._rule)
+        packed = PackedBatch(
+            torch.cat(ids), offsets, torch.cat(aux), torch.cat(final), torch.cat(rows), plan, tuple(batch)
+        )
+        _require_states(packed)
+        return packed
+
+    def _look(self, index: int) -> Facts:
+        mask_T = self._samples.loss_mask(index).numpy()[: self._cut]
+        valid_TK = valid_steps(mask_T, np.array([0, len(mask_T)]), self._steps, self._rule)
+        return Facts(len(mask_T), int(valid_TK.any(1).sum()))
+
+    def _require_room(self, usable: list[int]) -> None:
+        longest = max(usable, key=lambda i: self._facts[i].tokens)
+        if (tokens := self._facts[longest].tokens) > self._batch_tokens:
+            raise BatchTooSmall(
+                f"sample {longest} has {tokens} tokens, training.batch_tokens is {self._batch_tokens}",
+                remedy=f"raise training.batch_tokens to {tokens}, or set training.max_seq_len to {self._batch_tokens} "
+                "to cut longer samples",
+                pointer="/training/batch_tokens",
+            )
+
+    def _packed(self, order: Sequence[int]) -> list[tuple[int, ...]]:
+        batches: list[tuple[int, ...]] = []
+        current: list[int] = []
+        room = self._batch_tokens
+        for i in order:
+            if current and self._facts[i].tokens > room:
+                batches.append(tuple(current))
+                current, room = [], self._batch_tokens
+            current.append(i)
+            room -= self._facts[i].tokens
+        return [*batches, tuple(current)] if current else batches
+
+
+def _require_states(batch: PackedBatch) -> None:
+    plan = batch.plan
+    label_MK = plan.start_M[:, None] + 1 + np.arange(plan.valid_MK.shape[1])
+    absent = batch.final_row_T.numpy()[label_MK[plan.valid_MK]] < 0
+    if absent.any():
+        position = int(label_MK[plan.valid_MK][absent][0])
+        document = int(np.searchsorted(batch.offsets, position, side="right")) - 1
+        raise MissingFinalState(
+            f"sample {batch.samples[document]} holds no final state at position {position - batch.offsets[document]}, "
+            "where a label is read",
+            remedy="extract the states again with this version",
+        )

@@ -1,0 +1,361 @@
+"""The fast step against a plain one: one chain at a time, one position at a time, in float64, nothing shared.
+
+The plain one is also the autoregressive unroll that decoding does: a list of keys that grows by one a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagle3_core.drafter import step as step_module
+from eagle3_core.drafter.chains import LabelRule
+from eagle3_core.drafter.losses import Objective, distance, reduce_pairs
+from eagle3_core.drafter.model import DraftCache, Drafter
+from eagle3_core.drafter.step import PackedBatch, batch_loss
+from eagle3_core.drafter.testing import MemorySamples, pack, random_drafter, random_samples, random_teacher, tiny_config
+from eagle3_core.drafter.verifier_parts import Teacher
+
+
+def norm(x: Tensor, gain: Tensor) -> Tensor:
+    return gain * x / (x.square().mean() + 1e-5).sqrt()
+
+
+def rotated(heads_hD: Tensor, position: int) -> Tensor:
+    """The textbook rotation: pairs (i, i + D/2) turn by position x 100^(-2i/D)."""
+    half = heads_hD.shape[-1] // 2
+    angle = torch.tensor([position * 100.0 ** (-2 * i / (2 * half)) for i in range(half)], dtype=torch.float64)
+    a, b = heads_hD[:, :half], heads_hD[:, half:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+
+
+class Plain:
+    """One pair at a time through the drafter's layer."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.c, self.w = drafter.config, {n: w.detach().double().requires_grad_() for n, w in drafter.weights.items()}
+        self.embedding = drafter.embedding_VH.double()
+
+    def combined(self, aux_3H: Tensor) -> Tensor:
+        parts = list(aux_3H.double().chunk(3))
+        if self.c.algorithm == "eagle3.1":
+            parts = [norm(part, self.w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)]
+        return self.w["fc.weight"] @ torch.cat(parts)
+
+    def pair(self, token: int, hidden: Tensor) -> Tensor:
+        embedded = norm(self.embedding[token], self.w["layers.0.input_layernorm.weight"])
+        return torch.cat([embedded, norm(hidden, self.w["layers.0.hidden_norm.weight"])])
+
+    def heads(self, kind: str, pair: Tensor) -> Tensor:
+        return (self.w[f"layers.0.self_attn.{kind}_proj.weight"] @ pair).view(-1, self.c.head_dim)
+
+    def key_value(self, pair: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        return rotated(self.heads("k", pair), position), self.heads("v", pair)
+
+    def layer(self, pair: Tensor, hidden: Tensor, position: int, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+        query, group, outs = rotated(self.heads("q", pair), position), self.c.num_heads // self.c.num_kv_heads, []
+        for h in range(self.c.num_heads):
+            scores = torch.stack([query[h] @ k[h // group] / math.sqrt(self.c.head_dim) for k, _ in seen])
+            shares = scores.softmax(0)
+            outs.append(sum(share * v[h // group] for share, (_, v) in zip(shares, seen, strict=True)))
+        u = hidden + self.w["layers.0.self_attn.o_proj.weight"] @ torch.cat(outs)
+        inner = norm(u, self.w["layers.0.post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(self.w["layers.0.mlp.gate_proj.weight"] @ inner)
+        return u + self.w["layers.0.mlp.down_proj.weight"] @ (gate * (self.w["layers.0.mlp.up_proj.weight"] @ inner))
+
+    def normed(self, u: Tensor) -> Tensor:
+        return norm(u, self.w["norm.weight"])
+
+
+def counts_at(mask: list[int], p: int, k: int, rule: LabelRule) -> bool:
+    reads = range(p + 1, p + 3 + k) if rule == "serving" else range(p + 1 + k, p + 2 + k)
+    return all(m < len(mask) and mask[m] for m in reads)
+
+
+def plain_loss(
+    drafter: Drafter, teacher: Teacher, samples: MemorySamples, objective: Objective, rule: LabelRule
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, gradients by name)."""
+    plain, rows = Plain(drafter), list[tuple[list[Tensor], list[Tensor], list[bool]]]()
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for sample in samples.samples:
+        ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
+        final = {int(i): state for i, state in zip(sample.final_index, sample.final, strict=True)}
+        g = [plain.combined(a) for a in sample.aux]
+        first = [plain.key_value(plain.pair(ids[p + 1], g[p]), p + 1) for p in range(len(ids) - 1)]
+        for p in range(len(ids) - 1):
+            valid = [counts_at(mask, p, k, rule) for k in range(objective.steps)]
+            hidden, seen, distances, overlaps = g[p], first[: p + 1], [], []
+            for k in range(objective.steps):
+                if not any(valid[k:]):
+                    distances.append(zero)
+                    overlaps.append(one)
+                    continue
+                pair = plain.pair(ids[p + 1 + k], hidden)
+                if k:
+                    seen = [*seen, plain.key_value(pair, p + 1 + k)]
+                u = plain.layer(pair, hidden, p + 1 + k, seen)
+                hidden = plain.normed(u) if drafter.config.algorithm == "eagle3.1" else u
+                logits = plain.w["lm_head.weight"] @ plain.normed(u)
+                if not valid[k]:
+                    distances.append(zero)
+                    overlaps.append(one)
+                    continue
+                y = final[p + 1 + k].double()
+                y = norm(y, teacher.norm_H.double()) if teacher.final == "pre" else y
+                target = (teacher.head_VdH.double() @ y).softmax(0)
+                q = logits.softmax(0)
+                overlap = torch.minimum(target, q).sum()
+                entropy = -(target * target.log()).sum()
+                ce = -(target * q.log()).sum()
+                share = (-3 * overlap.detach()).exp()
+                values = {"soft_ce": ce, "kl": ce - entropy, "tv": 1 - overlap}
+                values["lk"] = share * values["kl"] + (1 - share) * values["tv"]
+                distances.append(values[objective.loss])
+                overlaps.append(overlap)
+            if any(valid):
+                rows.append((distances, overlaps, valid))
+    numerator, denominator = zero, zero
+    powers = [objective.decay**k if objective.step_weights == "decay" else 1.0 for k in range(objective.steps)]
+    for distances, overlaps, valid in rows:
+        alive = one
+        for k in range(objective.steps):
+            if not valid[k]:
+                continue
+            weight = (
+                alive.detach() / objective.steps if objective.step_weights == "survival" else powers[k] / sum(powers)
+            )
+            alive = alive * overlaps[k]
+            missing = objective.expected_length_weight / objective.steps * (1 - alive)
+            numerator = numerator + weight * distances[k] + missing
+            denominator = denominator + weight
+    loss = numerator / denominator
+    loss.backward()
+    return loss.detach(), {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in plain.w.items()}
+
+
+def fast_loss(
+    drafter: Drafter, teacher: Teacher, batch: PackedBatch, objective: Objective
+) -> tuple[Tensor, dict[str, Tensor]]:
+    for weight in drafter.weights.values():
+        weight.grad = None
+    numerator, denominator, _ = batch_loss(drafter, teacher, batch, objective)
+    loss = numerator / denominator.detach()
+    loss.backward()
+    return loss.detach(), {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in drafter.weights.items()}
+
+
+def assert_same(
+    have: tuple[Tensor, dict[str, Tensor]], want: tuple[Tensor, dict[str, Tensor]], rel: float = 3e-5
+) -> None:
+    assert float(have[0]) == pytest.approx(float(want[0]), rel=rel)
+    scale = max(float(g.norm()) for g in want[1].values())
+    for name, gradient in want[1].items():
+        gap = float((have[1][name] - gradient).norm())
+        assert gap <= rel * max(float(gradient.norm()), 0.01 * scale), name
+
+
+span = st.builds(lambda a, b: "0" * a + "1" * b, st.integers(0, 4), st.integers(1, 5))
+scattered = st.text(alphabet="01", min_size=1, max_size=9)
+texts = st.lists(st.one_of(span, scattered, st.builds("".join, st.tuples(span, span))), min_size=1, max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    masks=texts,
+    steps=st.integers(1, 4),
+    rule=st.sampled_from(["serving", "speculators"]),
+    algorithm=st.sampled_from(["eagle3.1", "eagle3"]),
+    heads=st.sampled_from([(4, 2), (2, 2), (4, 1)]),
+    loss=st.sampled_from(["soft_ce", "kl", "tv", "lk"]),
+    weights=st.sampled_from(["equal", "decay", "survival"]),
+    length=st.sampled_from([0.0, 4.0]),
+    final=st.sampled_from(["pre", "post"]),
+    seed=st.integers(0, 3),
+)
+def test_loss_and_every_gradient_equal_those_of_the_plain_step(
+    masks, steps, rule, algorithm, heads, loss, weights, length, final, seed
+) -> None:
+    config = tiny_config(algorithm, heads=heads[0], kv_heads=heads[1], steps=steps)
+    drafter, teacher = random_drafter(config, seed), random_teacher(config, final=final)
+    samples, objective = random_samples(masks, seed=seed), Objective(steps, loss, weights, 0.8, length)
+    batch = pack(samples, steps, rule)
+    if batch.plan.pairs == 0:
+        numerator, denominator, _ = batch_loss(drafter, teacher, batch, objective)
+        assert (float(numerator.detach()), float(denominator)) == (0.0, 0.0)
+        return
+
+    assert_same(fast_loss(drafter, teacher, batch, objective), plain_loss(drafter, teacher, samples, objective, rule))
+
+
+@pytest.mark.parametrize("density", [1.0, 0.7, 0.3])
+@pytest.mark.parametrize("algorithm", ["eagle3.1", "eagle3"])
+def test_longer_documents_agree_at_every_density(density: float, algorithm) -> None:
+    generator = torch.Generator().manual_seed(7)
+    masks = ["".join("01"[int(torch.rand((), generator=generator) < density)] for _ in range(n)) for n in (23, 31)]
+    config = tiny_config(algorithm)
+    drafter, teacher, samples = random_drafter(config), random_teacher(config), random_samples(masks)
+    objective = Objective(3, step_weights="survival", expected_length_weight=1.0)
+
+    have = fast_loss(drafter, teacher, pack(samples, 3), objective)
+
+    assert_same(have, plain_loss(drafter, teacher, samples, objective, "serving"))
+
+
+@pytest.mark.parametrize("loss", ["soft_ce", "lk"])
+def test_slices_of_rows_and_scores_change_nothing(monkeypatch: pytest.MonkeyPatch, loss) -> None:
+    config = tiny_config()
+    drafter, teacher, samples = (
+        random_drafter(config),
+        random_teacher(config),
+        random_samples(["0001111101111", "011111"]),
+    )
+    objective = Objective(3, loss, "survival", expected_length_weight=1.0)
+    whole = fast_loss(drafter, teacher, pack(samples, 3), objective)
+
+    monkeypatch.setattr(step_module, "HEAD_ELEMENTS", 3 * config.draft_vocab_size)
+    monkeypatch.setattr(step_module, "SCORE_ELEMENTS", 2 * config.num_heads * 11)
+
+    assert_same(fast_loss(drafter, teacher, pack(samples, 3), objective), whole, rel=1e-6)
+
+
+def test_two_documents_packed_are_the_two_documents_alone() -> None:
+    config, objective = tiny_config(), Objective(3)
+    drafter, teacher, masks = random_drafter(config), random_teacher(config), ["0001111", "11111111", "0011"]
+    samples = random_samples(masks)
+    alone = [replace(samples, samples=(s,)) for s in samples.samples]
+
+    together = batch_loss(drafter, teacher, pack(samples, 3), objective)
+    apart = [batch_loss(drafter, teacher, pack(one, 3), objective) for one in alone]
+
+    assert float(together[0].detach()) == pytest.approx(sum(float(n.detach()) for n, _, _ in apart), rel=1e-6)
+    assert float(together[1]) == pytest.approx(sum(float(d) for _, d, _ in apart), rel=1e-6)
+    assert together[2].tried_K.tolist() == torch.stack([c.tried_K for *_, c in apart]).sum(0).tolist()
+
+
+def test_tokens_behind_the_last_chain_change_nothing() -> None:
+    config, objective = tiny_config(), Objective(3)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    samples = random_samples(["001111", "0011110000"])
+    long = samples.samples[1]
+    short = replace(long, input_ids=long.input_ids[:6], loss_mask=long.loss_mask[:6], aux=long.aux[:6])
+    short = replace(short, final=long.final[long.final_index < 6], final_index=long.final_index[long.final_index < 6])
+
+    cut = fast_loss(drafter, teacher, pack(replace(samples, samples=(samples.samples[0], short)), 3), objective)
+
+    assert_same(fast_loss(drafter, teacher, pack(samples, 3), objective), cut, rel=1e-6)
+
+
+def test_a_batch_without_supervision_has_a_zero_gradient_and_no_nan() -> None:
+    config = tiny_config()
+    drafter, batch = random_drafter(config), pack(random_samples(["00000", "0100"]), 3)
+
+    numerator, denominator, counts = batch_loss(drafter, random_teacher(config), batch, Objective(3))
+    numerator.backward()
+
+    assert float(denominator) == 0.0
+    assert counts.tried_K.tolist() == [0, 0, 0]
+    assert all(w.grad is not None and not w.grad.any() for w in drafter.weights.values())
+
+
+def test_what_is_fed_back_is_normed_in_eagle3_1_only() -> None:
+    old = random_drafter(tiny_config("eagle3"))
+    new = replace(old, config=old.config.model_copy(update={"algorithm": "eagle3.1"}))
+    ones = {f"fc_norm.{i}.weight": torch.ones(16) for i in range(3)}
+    new = replace(new, weights={**old.weights, **ones})
+    attended, hidden = torch.randn(5, 4, 8), torch.randn(5, 16)
+
+    raw, normed = old.finish(attended, hidden), new.finish(attended, hidden)
+
+    assert not torch.allclose(raw, normed, atol=0.1)
+    assert torch.allclose(old.logits(raw), new.logits(normed), atol=1e-6)
+
+
+def test_accuracy_counts_only_chains_that_are_still_right_and_misses_outside_the_draft_vocabulary() -> None:
+    config = tiny_config()
+    drafter, samples = random_drafter(config), random_samples(["0" * 3 + "1" * 20])
+    batch = pack(samples, 3)
+
+    _, _, counts = batch_loss(drafter, random_teacher(config), batch, Objective(3))
+
+    hits, tried = counts.hits_K.tolist(), counts.tried_K.tolist()
+    assert tried[0] == 19
+    assert all(later <= earlier for later, earlier in zip(tried[1:], hits, strict=False))
+    absent = ~drafter.t2d_V
+    blind = replace(batch, input_ids_T=torch.where(torch.ones(23).bool(), absent.nonzero()[0], 0))
+    assert batch_loss(drafter, random_teacher(config), blind, Objective(3))[2].hits_K.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3.1", "eagle3"])
+def test_decoding_with_a_cache_gives_the_logits_that_training_scores(algorithm) -> None:
+    config = tiny_config(algorithm)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    samples = random_samples(["0" * 4 + "1" * 7])
+    (sample,) = samples.samples
+    ids, total = sample.input_ids.long(), len(sample.input_ids)
+    final = dict(zip(sample.final_index.tolist(), sample.final, strict=True))
+    numerator = torch.zeros(())
+    pairs = 0
+
+    with torch.no_grad():
+        for p in range(3, total - 2):
+            cache = DraftCache.allocate(drafter, 1, total + 4)
+            out = drafter.layer(
+                ids[None, 1 : p + 2], drafter.combine(sample.aux[None, : p + 1]), torch.arange(1, p + 2)[None], cache
+            )[:, -1:]
+            for k in range(min(3, total - 2 - p)):
+                if k:
+                    out = drafter.layer(ids[None, p + 1 + k, None], out, torch.tensor([[p + 1 + k]]), cache)
+                target = teacher.probabilities(final[p + 1 + k][None])
+                numerator += distance(drafter.logits(out)[0], target, "soft_ce", with_overlap=False)[0].sum()
+                pairs += 1
+
+    have, denominator, counts = batch_loss(drafter, teacher, pack(samples, 3), Objective(3))
+    assert pairs == pack(samples, 3).plan.pairs
+    assert float(have.detach() / denominator) == pytest.approx(float(numerator / pairs), rel=1e-5)
+    assert int(counts.tried_K[0]) == total - 2 - 3
+
+
+def test_a_next_round_overwrites_the_slots_of_rejected_drafts() -> None:
+    drafter = random_drafter(tiny_config())
+    ids, hidden = torch.randint(0, 40, (1, 6)), torch.randn(1, 6, 16)
+    clean = DraftCache.allocate(drafter, 1, 12)
+    want = drafter.layer(ids, hidden, torch.arange(1, 7)[None], clean)
+
+    used = DraftCache.allocate(drafter, 1, 12)
+    drafter.layer(ids[:, :3], hidden[:, :3], torch.arange(1, 4)[None], used)
+    for k in range(3):  # a chain that is rejected
+        drafter.layer(torch.randint(0, 40, (1, 1)), torch.randn(1, 1, 16), torch.tensor([[4 + k]]), used)
+    have = drafter.layer(ids[:, 3:], hidden[:, 3:], torch.arange(4, 7)[None], used)
+
+    assert torch.allclose(have, want[:, 3:], atol=1e-6)
+
+
+def test_rows_of_a_batch_at_different_lengths_do_not_see_each_other_or_their_padding() -> None:
+    drafter = random_drafter(tiny_config())
+    ids, hidden = torch.randint(0, 40, (2, 5)), torch.randn(2, 5, 16)
+    cache = DraftCache.allocate(drafter, 2, 12)
+    drafter.layer(ids, hidden, torch.arange(1, 6).expand(2, 5), cache)  # row 1 has 3 real pairs, 2 of padding
+
+    new_ids, new_hidden = torch.tensor([[7], [8]]), torch.randn(2, 1, 16)
+    have = drafter.layer(new_ids, new_hidden, torch.tensor([[6], [4]]), cache)
+
+    for row, length in ((0, 5), (1, 3)):
+        alone = DraftCache.allocate(drafter, 1, 12)
+        drafter.layer(ids[row, None, :length], hidden[row, None, :length], torch.arange(1, length + 1)[None], alone)
+        want = drafter.layer(new_ids[row, None], new_hidden[row, None], torch.tensor([[length + 1]]), alone)
+        assert torch.allclose(have[row], want[0], atol=1e-6)
+
+
+def test_reduce_pairs_never_reads_what_is_not_valid() -> None:
+    d, valid = torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]])
+
+    numerator, denominator = reduce_pairs(Objective(2), d, None, valid)
+
+    assert float(numerator / denominator) == 1.0

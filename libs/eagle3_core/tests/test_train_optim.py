@@ -1,0 +1,83 @@
+"""The learning rate by step, the clip, and an optimizer that comes back exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from eagle3_core.train.optim import AdamW, learning_rate, scale_and_clip
+
+
+def rates(schedule, total: int = 10, warmup: float = 0.2, low: float = 0.1) -> list[float]:
+    return [
+        learning_rate(s, total, peak=2.0, schedule=schedule, warmup_ratio=warmup, min_ratio=low) for s in range(total)
+    ]
+
+
+def test_the_rate_rises_in_equal_steps_and_then_falls_to_its_share_of_the_peak() -> None:
+    cosine, linear, constant = rates("cosine"), rates("linear"), rates("constant")
+
+    assert cosine[:3] == linear[:3] == constant[:3] == [1.0, 2.0, 2.0]
+    assert linear[2:] == pytest.approx([2.0 * (0.1 + 0.9 * (1 - i / 8)) for i in range(8)])
+    assert cosine[2:] == pytest.approx([2.0 * (0.1 + 0.45 * (1 + math.cos(math.pi * i / 8))) for i in range(8)])
+    assert constant[2:] == [2.0] * 8
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("total", [1, 2, 7])
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+def test_every_rate_is_positive_and_at_most_the_peak(schedule, total: int, warmup: float) -> None:
+    assert all(0 < rate <= 2.0 for rate in rates(schedule, total, warmup, low=0.0))
+
+
+def test_gradients_are_divided_by_the_denominator_and_then_clipped() -> None:
+    a, b = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    a.grad, b.grad = torch.tensor([30.0, 0.0]), torch.tensor([40.0])
+
+    norm = scale_and_clip([a, b, torch.zeros(1, requires_grad=True)], 10.0, 1.0)
+
+    assert norm == pytest.approx(5.0)
+    assert a.grad.tolist() == pytest.approx([0.6, 0.0])
+    assert b.grad.tolist() == pytest.approx([0.8])
+
+
+def test_a_small_gradient_is_not_scaled_up() -> None:
+    a = torch.zeros(1, requires_grad=True)
+    a.grad = torch.tensor([1.0])
+
+    assert scale_and_clip([a], 4.0, 1.0) == 0.25
+    assert a.grad.item() == 0.25
+
+
+def walk(adam: AdamW, parameter: torch.Tensor, steps: range) -> None:
+    for step in steps:
+        parameter.grad = torch.full_like(parameter, math.sin(step + 1.0))
+        adam.step(0.01)
+
+
+def test_a_restored_optimizer_takes_the_same_steps_to_the_last_bit() -> None:
+    straight = torch.ones(5, requires_grad=True)
+    walk(AdamW({"w": straight}, (0.9, 0.95), 0.1), straight, range(300))
+
+    first = torch.ones(5, requires_grad=True)
+    before = AdamW({"w": first}, (0.9, 0.95), 0.1)
+    walk(before, first, range(270))
+    second = first.detach().clone().requires_grad_()
+    after = AdamW({"w": second}, (0.9, 0.95), 0.1)
+    after.restore({name: t.clone() for name, t in before.state().items()})
+    walk(after, second, range(270, 300))
+
+    assert torch.equal(second, straight)
+    assert {t.dtype for t in before.state().values()} == {torch.float32}
+
+
+def test_an_optimizer_that_has_not_stepped_restores_to_a_fresh_one() -> None:
+    parameter = torch.ones(2, requires_grad=True)
+    adam = AdamW({"w": parameter}, (0.9, 0.95), 0.0)
+
+    adam.restore(adam.state())
+    walk(adam, parameter, range(1))
+
+    assert parameter.tolist() == pytest.approx([0.99, 0.99])

@@ -1,0 +1,187 @@
+"""What every request passes before any code of ours sees it.
+
+An API on the loopback address is still reachable by every web page that the same person opens: a page's script can post
+forms to it, and a name that resolves to 127.0.0.1 lets it read answers (DNS rebinding). So the Host must be this
+machine's, a foreign Origin is refused, and a body must call itself JSON, which a form cannot. Bodies are read here,
+whole and bounded, because everything behind wants them whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aerie_api.problems import problem_response, unforeseen
+from aerie_api.settings import Settings, is_loopback
+from eagle3_core.errors import AerieError
+
+logger = logging.getLogger("aerie_api.access")
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
+WORKER_PREFIX = "/internal/"
+
+
+class ForeignHost(AerieError):
+    """The request was meant for another host."""
+
+    code, status = "request.host", 421
+
+
+class ForeignOrigin(AerieError):
+    """The request was sent by another site's page."""
+
+    code, status = "request.origin", 403
+
+
+class BodyTooLarge(AerieError):
+    """The body is larger than the API takes."""
+
+    code, status = "request.too_large", 413
+
+
+class NotJson(AerieError):
+    """The body is not declared as JSON."""
+
+    code, status = "request.media_type", 415
+
+
+class BadLength(AerieError):
+    """The request does not say how long it is in a way that can be read."""
+
+    code, status = "request.length", 400
+
+
+class Disconnected(Exception):
+    """The client went away while its body was read."""
+
+
+class Guards:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        scope["aerie_request_id"] = request_id
+        answer = _Answer(scope, send, request_id)
+        try:
+            self._check_origin(scope, headers)
+            body = await self._body(scope, headers, receive)
+            await self._app(scope, _replay(body, receive), answer.send)
+        except AerieError as error:
+            await problem_response(error, request_id)(scope, receive, answer.send)
+        except Disconnected:
+            answer.status = 499
+        except Exception as error:
+            response = unforeseen(error, request_id)
+            if answer.status:  # too late to say it: break the answer off, so that it is not taken for whole
+                raise
+            await response(scope, receive, answer.send)
+        finally:
+            answer.log()
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not self._ours(host):
+            raise ForeignHost(
+                f"the Host header says {host[:200]!r}, this API listens on {self._settings.host}",
+                remedy="address it as 127.0.0.1 or localhost, or name the host in AERIE_ALLOWED_HOSTS",
+            )
+        origin = headers.get("origin")
+        if origin is not None and scope["method"] in _WITH_BODY and not self._ours(urlsplit(origin).netloc):
+            raise ForeignOrigin(
+                f"the page {origin[:200]!r} may not change anything here", remedy="use the API's own address"
+            )
+
+    def _ours(self, authority: str) -> bool:
+        if not self._settings.loopback and not self._settings.allowed_hosts:
+            return True
+        name = re.sub(r":\d*$", "", authority).strip("[]").lower()
+        return (self._settings.loopback and is_loopback(name)) or name in self._settings.allowed_hosts
+
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        if scope["method"] not in _WITH_BODY:
+            return b""
+        worker = scope["path"].startswith(WORKER_PREFIX)
+        limit = self._settings.max_worker_body_bytes if worker else self._settings.max_body_bytes
+        declared = headers.get("content-length", "0")
+        if not (declared.isascii() and declared.isdigit()):
+            raise BadLength(f"Content-Length is {declared[:40]!r}", remedy="send a whole number of bytes")
+        if len(declared) > 18 or int(declared) > limit:
+            raise _too_large(f"{declared[:40]} bytes", limit)
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(f"more than {limit} bytes", limit)
+            if not message.get("more_body", False):
+                break
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if body and kind != "application/json":
+            raise NotJson(f"the body is declared as {kind[:100]!r}", remedy="send Content-Type: application/json")
+        return bytes(body)
+
+
+def _too_large(have: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the body has {have}, the limit is {limit}",
+        remedy="put data into files and name them by URI; the operator sets the limit with AERIE_MAX_BODY_BYTES",
+    )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that hands out `body` once, then whatever comes (a disconnect)."""
+    sent = False
+
+    async def replayed() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+class _Answer:
+    """Watches the response: adds the headers that every answer has, and writes the access log."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope = scope
+        self._send = send
+        self._request_id = request_id
+        self._started = time.monotonic()
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self._request_id
+            headers.setdefault("Cache-Control", "no-store")
+            headers.setdefault("X-Content-Type-Options", "nosniff")
+        await self._send(message)
+
+    def log(self) -> None:
+        """One line a request. Path and method are escaped: a client cannot write lines of its own."""
+        elapsed_ms = (time.monotonic() - self._started) * 1e3
+        path = self._scope["path"].encode("unicode_escape").decode()[:512]
+        method = self._scope["method"].encode("unicode_escape").decode()[:16]
+        logger.info("%s %s %d %.1f ms %s", method, path, self.status, elapsed_ms, self._request_id)

@@ -1,0 +1,141 @@
+"""Everything that one API process consists of, put together in one place.
+
+What is chosen by the deployment (store, database) or belongs to a heavier module (preflight, reduce) comes in as an
+argument, so that tests and other deployments bring their own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from aerie_api.bell import Bell
+from aerie_api.db import Database, Topic
+from aerie_api.drafters.service import DrafterService
+from aerie_api.jobs.artifacts import ArtifactService
+from aerie_api.jobs.idempotency import Idempotency
+from aerie_api.jobs.reading import ReadingService
+from aerie_api.jobs.service import JobService, Preflight, Preflighted
+from aerie_api.leases.claims import Claims, Rules
+from aerie_api.leases.planner import Planner, Reduce
+from aerie_api.leases.reaper import Reaper
+from aerie_api.leases.vetting import Vetting
+from aerie_api.settings import Settings
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.objects.location import store_at
+from eagle3_core.objects.protocol import ObjectStore
+
+
+class WeakToken(AerieError):
+    """The worker token is too short to be a secret."""
+
+    code, status = "settings.worker_token", 500
+
+
+def core_preflight(spec: JobSpec, roots: Sequence[Path]) -> Preflighted:
+    """The real look at verifier and data. Imported when first needed: it reads tokenizers."""
+    from eagle3_core.jobs.preflight import preflight
+
+    return preflight(spec, roots)
+
+
+def core_reduce(stage: StageName, spec: JobSpec, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The real reduction. Imported when first needed: it brings numpy."""
+    from eagle3_core.jobs.results import reduce
+
+    return reduce(stage, spec, results)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a process takes from outside."""
+
+    preflight: Preflight = core_preflight
+    reduce: Reduce = core_reduce
+    clock: Callable[[], float] = time.time
+    store: ObjectStore | None = None
+    """Default: the store that the settings name."""
+    reaper: bool = True
+    """Whether the reaper's thread runs; tests call `claims.reap` themselves."""
+
+
+class House:
+    """The services of one process, over one database."""
+
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        self.settings = settings
+        self.work, self.news = Bell(), Bell()
+        self.worker_token = worker_token(settings.token_file)
+        self.store = parts.store or store_at(settings.store_url)
+        self.db = Database(settings.data_dir / "aerie.db", self._ring)
+        vetting = Vetting(self.store)
+        planner = Planner(parts.reduce, vetting.intact, parts.clock)
+        rules = Rules(
+            settings.lease_s, settings.max_attempts, settings.max_losses, settings.retry_base_s, settings.retry_max_s
+        )
+        self.idempotency = Idempotency(self.db, settings.idempotency_s, parts.clock)
+        self.claims = Claims(self.db, planner, vetting, rules, parts.clock)
+        self.jobs = JobService(
+            self.db, planner, vetting, self.idempotency, parts.preflight, settings.roots, parts.clock
+        )
+        self.reading = ReadingService(self.db)
+        self.artifacts = ArtifactService(self.db, self.store)
+        self.drafters = DrafterService(self.db)
+        self.reaper = Reaper(self.sweep, settings.reaper_interval_s)
+        self.watched = parts.reaper
+        """Whether the reaper is meant to run."""
+
+    def _ring(self, topic: Topic) -> None:
+        (self.work if topic == "work" else self.news).ring()
+
+    def open(self) -> None:
+        """Begin: make good what the process's absence cost, then watch the leases."""
+        self.claims.extend_all()
+        self.idempotency.forget_unanswered()
+        if self.watched:
+            self.reaper.start()
+
+    def sweep(self) -> None:
+        """One pass of the reaper."""
+        self.claims.reap()
+        self.idempotency.sweep()
+
+    def close(self) -> None:
+        """End."""
+        self.work.close()
+        self.news.close()
+        self.reaper.stop()
+        self.db.close()
+
+
+def house_of(request: Request) -> House:
+    """The house that serves `request`."""
+    return request.app.state.house
+
+
+def worker_token(path: Path) -> str:
+    """The worker token in `path`, made there (readable by its owner only) if there is none. Raises WeakToken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        token = path.read_text().strip()
+    else:
+        token = secrets.token_urlsafe(32)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token + "\n")
+    if len(token) < 16:
+        raise WeakToken(
+            f"{path} holds {len(token)} characters",
+            remedy="delete the file (a new token is made), or put 16 or more in",
+        )
+    return token

@@ -1,0 +1,1 @@
+"""What workers ask of the API. Not for people: it may change with every version."""

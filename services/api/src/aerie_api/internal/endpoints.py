@@ -1,0 +1,86 @@
+"""HTTP of workers: claim, heartbeat, commit, fail.
+
+Asking for work takes the worker token; everything about a unit takes the token of the attempt that holds it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from aerie_api.bell import Bell
+from aerie_api.house import House, house_of
+from aerie_api.internal.schemas import Claim, Done
+from aerie_api.leases.claims import Claims, UnknownToken
+from eagle3_core.jobs.wire import Assignment, Commit, Failure, Heartbeat, HeartbeatAnswer
+
+router = APIRouter(prefix="/internal/v1", tags=["workers"])
+Inside = Annotated[House, Depends(house_of)]
+
+
+def bearer(authorization: Annotated[str, Header()] = "") -> str:
+    """The request's bearer token. Raises UnknownToken."""
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnknownToken("the request carries no bearer token", remedy="send Authorization: Bearer TOKEN")
+    return token
+
+
+Token = Annotated[str, Depends(bearer)]
+
+
+@router.post(
+    "/claim",
+    operation_id="claim_unit",
+    response_model=Assignment,
+    responses={204: {"description": "Nothing to do; ask again"}},
+)
+async def claim(request: Request, claim: Claim, token: Token, inside: Inside) -> Response:
+    """Ask for a unit; wait for one up to `wait_s`."""
+    if not hmac.compare_digest(token.encode(), inside.worker_token.encode()):
+        raise UnknownToken(
+            "the token is not the worker token", remedy="read it from the file that AERIE_WORKER_TOKEN_FILE names"
+        )
+    assignment = await wait_for_work(request, claim, inside.claims, inside.work)
+    if assignment is None:
+        return Response(status_code=204)
+    return Response(assignment.model_dump_json(), media_type="application/json")
+
+
+async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Bell) -> Assignment | None:
+    """The next unit for a worker that stays on the line, or None after `wait_s`."""
+    deadline = time.monotonic() + claim.wait_s
+    with work.listen() as waiter:
+        while not await request.is_disconnected():
+            if (assignment := await run_in_threadpool(claims.claim, claim)) is not None:
+                return assignment
+            left = deadline - time.monotonic()
+            if left <= 0 or work.closed:
+                return None
+            due = await run_in_threadpool(claims.next_due, claim.queues)
+            await waiter.heard(left if due is None else min(left, max(due, 0.01)))
+    return None
+
+
+@router.post("/units/{unit_run_id}/heartbeat", operation_id="heartbeat_unit")
+def heartbeat(unit_run_id: str, heartbeat: Heartbeat, token: Token, inside: Inside) -> HeartbeatAnswer:
+    """Keep a unit and say how far it is; the answer says whether to stop."""
+    return inside.claims.heartbeat(unit_run_id, token, heartbeat)
+
+
+@router.post("/units/{unit_run_id}/commit", operation_id="commit_unit")
+def commit(unit_run_id: str, commit: Commit, token: Token, inside: Inside) -> Done:
+    """End a unit with its result. Saying it twice is fine."""
+    inside.claims.commit(unit_run_id, token, commit)
+    return Done()
+
+
+@router.post("/units/{unit_run_id}/fail", operation_id="fail_unit")
+def fail(unit_run_id: str, failure: Failure, token: Token, inside: Inside) -> Done:
+    """End an attempt without a result."""
+    inside.claims.fail(unit_run_id, token, failure)
+    return Done()

@@ -1,0 +1,1 @@
+"""Jobs: posted, read, cancelled, retried."""

@@ -1,0 +1,136 @@
+"""From rows to the job document.
+
+Nothing in it depends on the moment it is read, only on what workers reported, so equal documents have equal tags and a
+poller that knows the tag gets 304. Estimates come from the pace so far: units done, plus the share that running units
+report of theirs; units taken over from other jobs say nothing about pace and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aerie_api.drafters.schemas import AcceptanceLength
+from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageStatus
+from aerie_api.leases.planner import stage_name
+from aerie_api.problems import Problem
+from aerie_api.tables import Job as JobRow
+from aerie_api.tables import StageRow, Unit
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.states import JobStatus, UnitState
+from eagle3_core.jobs.wire import Progress
+
+MIN_SHARE = 0.02
+"""Share of a stage that must be done before its pace is believed."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a job's document says beyond the job's own rows."""
+
+    queues_served: frozenset[str]
+    """Queues that a worker seen lately serves."""
+    jobs_ahead: int
+    past_seconds: Mapping[str, float]
+    """How long each stage took the last time it ran."""
+
+
+def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit], around: Surroundings) -> Job:
+    """The document of `job`."""
+    spec = JobSpec.model_validate(job.spec)
+    shown = [stage_status(stage, [u for u in units if u.stage == stage.name]) for stage in stages]
+    figures: dict[str, Any] = job.figures or {}
+    length = figures.get("acceptance_length")
+    return Job(
+        id=job.id, name=job.name, status=JobStatus(job.status), stage=stage_name(job.stage) if job.stage else None,
+        stages=shown, created_at=job.created_at, started_at=job.started_at, finished_at=job.finished_at,
+        estimated_finish=_estimated_finish(job, shown, around), why_queued=why_queued(job, units, around),
+        reason=Problem.model_validate(job.reason) if job.reason else None,
+        verdict=figures.get("verdict"), acceptance_length=AcceptanceLength.model_validate(length) if length else None,
+        acceptance_by_position=figures.get("acceptance_by_position"), lossless=figures.get("lossless"),
+        looping_share=figures.get("looping_share"), seen_ngram_share=figures.get("seen_ngram_share"),
+        prompts=figures.get("prompts"), warnings=job.warnings, metadata=dict(spec.metadata), spec=spec,
+        drafter=DrafterRef(name=job.name, digest=figures["digest"]) if figures else None,
+    )  # fmt: skip
+
+
+def stage_status(stage: StageRow, units: Sequence[Unit]) -> StageStatus:
+    """The document of one stage."""
+    done = [u for u in units if u.state == UnitState.SUCCEEDED]
+    running = [u for u in units if u.state == UnitState.RUNNING]
+    reused = [u for u in done if u.reused_from is not None]
+    reports = [Progress.model_validate(u.progress) for u in running if u.progress]
+    beats = [u.last_heartbeat for u in units if u.last_heartbeat is not None]
+    share = _share(units)
+    seconds = _seconds(stage, max(beats, default=None))
+    rates = [r.rate_per_s for r in reports if r.rate_per_s is not None]
+    return StageStatus(
+        name=stage_name(stage.name), state=UnitState(stage.state), progress_percentage=round(100 * share, 2),
+        estimated_remaining_seconds=_remaining(stage, units, reused, seconds),
+        shards=Shards(done=len(done), total=len(units)) if stage.planned_at is not None else None,
+        reused=bool(units) and len(reused) == len(units), reused_units=len(reused),
+        reused_from=sorted({u.reused_from for u in reused if u.reused_from}), seconds=seconds,
+        attempt=max((u.attempt for u in units), default=0), workers=sorted({u.worker_id for u in running if u.worker_id}),
+        started_at=stage.started_at, finished_at=stage.finished_at, last_heartbeat=max(beats, default=None),
+        note=next((r.note for r in reversed(reports) if r.note), ""), rate=sum(rates) if rates else None,
+        rate_unit=reports[0].unit if rates else None, result=stage.result,
+        reason=Problem.model_validate(stage.reason) if stage.reason else None,
+    )  # fmt: skip
+
+
+def _share(units: Sequence[Unit]) -> float:
+    """Done share of `units`, 0 to 1."""
+    return sum(_unit_share(u) for u in units) / len(units) if units else 0.0
+
+
+def _unit_share(unit: Unit) -> float:
+    if unit.state == UnitState.SUCCEEDED:
+        return 1.0
+    if unit.state != UnitState.RUNNING or not unit.progress:
+        return 0.0
+    progress = Progress.model_validate(unit.progress)
+    share = progress.done / progress.total if progress.total > 0 else 0.0
+    return min(max(share, 0.0), 1.0) if share == share else 0.0
+
+
+def _seconds(stage: StageRow, last_beat: float | None) -> float | None:
+    if stage.started_at is None:
+        return None
+    end = stage.finished_at if stage.finished_at is not None else last_beat
+    return max(0.0, (end if end is not None else stage.started_at) - stage.started_at)
+
+
+def _remaining(stage: StageRow, units: Sequence[Unit], reused: Sequence[Unit], seconds: float | None) -> float | None:
+    if stage.state != UnitState.RUNNING:
+        return None
+    share = _share([u for u in units if u not in reused])
+    return seconds * (1 - share) / share if seconds and share >= MIN_SHARE else None
+
+
+def _estimated_finish(job: JobRow, stages: Sequence[StageStatus], around: Surroundings) -> float | None:
+    if job.status != JobStatus.RUNNING:
+        return None
+    now = next((s for s in stages if s.state == UnitState.RUNNING), None)
+    if now is None or now.estimated_remaining_seconds is None or now.last_heartbeat is None:
+        return None
+    later = [around.past_seconds.get(s.name) for s in stages if s.state == UnitState.PENDING]
+    known = [s for s in later if s is not None]
+    return now.last_heartbeat + now.estimated_remaining_seconds + sum(known) if len(known) == len(later) else None
+
+
+def why_queued(job: JobRow, units: Sequence[Unit], around: Surroundings) -> str | None:
+    """Why nothing of a living job runs, in words."""
+    waiting = [u for u in units if u.state == UnitState.QUEUED]
+    if job.status not in (JobStatus.QUEUED, JobStatus.RUNNING) or not waiting:
+        return None
+    if any(u.state == UnitState.RUNNING for u in units):
+        return None
+    first = waiting[0]
+    if first.queue not in around.queues_served:
+        return f"no worker serves queue {first.queue!r}, which {first.stage} needs; start one with `aerie up`"
+    if first.failures or first.losses:
+        return f"{first.stage} unit {first.index} is tried again after a pause"
+    if around.jobs_ahead:
+        return f"{around.jobs_ahead} older job{'s' * (around.jobs_ahead > 1)} first"
+    return "waiting for a worker to become free"

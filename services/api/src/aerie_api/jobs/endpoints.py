@@ -1,0 +1,188 @@
+"""HTTP of jobs: parse, call, answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from aerie_api.house import House, house_of
+from aerie_api.jobs.schemas import ArtifactList, AttemptList, EventList, Job, JobList, JobPlan, LogList, MetricList
+from aerie_api.jobs.stream import event_stream
+from eagle3_core.digests import digest_bytes
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.states import JobStatus
+
+router = APIRouter(tags=["jobs"])
+Inside = Annotated[House, Depends(house_of)]
+After = Annotated[int, Query(ge=0, le=1 << 53)]
+JOB_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+    }
+}
+RETRY_AFTER_S = 2
+
+
+class NotReadable(AerieError):
+    """The body is not JSON."""
+
+    code, status = "request.json", 400
+
+
+async def posted(request: Request) -> tuple[Any, bytes]:
+    """The body, decoded, and as it came. NaN stays NaN, so that the job model can name the field it stands in."""
+    body = await request.body()
+    try:
+        return json.loads(body), body
+    except (ValueError, RecursionError) as error:
+        raise NotReadable(f"the body is not JSON: {str(error)[:200]}", remedy="send one JSON object") from None
+
+
+Posted = Annotated[tuple[Any, bytes], Depends(posted)]
+
+
+@router.post("/jobs", status_code=202, operation_id="create_job", response_model=Job, openapi_extra=JOB_BODY)
+def create_job(
+    request: Request, inside: Inside, body: Posted, idempotency_key: Annotated[str | None, Header()] = None
+) -> Response:
+    """Post a job. It is checked against verifier and data first; what is wrong with it is said here, not hours later."""
+    job, replayed = inside.jobs.create(body[0], body[1], idempotency_key)
+    headers = {"Location": f"{request.url.path.rstrip('/')}/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
+    if replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return JSONResponse(job.model_dump(mode="json"), 202, headers)
+
+
+@router.post("/jobs:plan", operation_id="plan_job", openapi_extra=JOB_BODY)
+def plan_job(inside: Inside, body: Posted) -> JobPlan:
+    """Say what a job would do, and what of it is known already. Nothing is stored."""
+    return inside.jobs.plan(body[0])
+
+
+@router.get("/jobs", operation_id="list_jobs")
+def list_jobs(
+    inside: Inside,
+    status: Annotated[list[JobStatus] | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None,
+) -> JobList:
+    """Jobs, newest first."""
+    return inside.jobs.list(status or [], after, limit)
+
+
+@router.get("/jobs/{job_id}", operation_id="get_job", response_model=Job, responses={304: {"description": "Unchanged"}})
+def get_job(job_id: str, inside: Inside, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    """One job. Its ETag changes with it: ask with If-None-Match to get 304 while nothing happened."""
+    job, version = inside.jobs.get(job_id)
+    body = job.model_dump_json().encode()
+    tag = f'"{version}.{digest_bytes(body)[:16]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if not job.status.terminal:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
+
+
+@router.post("/jobs/{job_id}/cancel", status_code=202, operation_id="cancel_job")
+def cancel_job(job_id: str, inside: Inside) -> Job:
+    """Stop a living job. It is `cancelling` until the last of its units has stopped."""
+    return inside.jobs.cancel(job_id)
+
+
+@router.post("/jobs/{job_id}/retry", status_code=202, operation_id="retry_job")
+def retry_job(job_id: str, inside: Inside) -> Job:
+    """Take a failed or cancelled job up again where it stopped; what it has is kept."""
+    return inside.jobs.retry(job_id)
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    operation_id="list_events",
+    response_model=EventList,
+    responses={
+        200: {"content": {"text/event-stream": {}}},
+        204: {"description": "The job has ended; nothing will come"},
+    },
+)
+async def list_events(
+    job_id: str,
+    request: Request,
+    inside: Inside,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """What happened to a job: a list, or with `Accept: text/event-stream` as it happens."""
+    if "text/event-stream" in request.headers.get("accept", ""):
+        seen = int(last_event_id) if last_event_id and re.fullmatch(r"[0-9]{1,15}", last_event_id) else after
+        return await event_stream(inside.reading, inside.news, job_id, seen)
+    page = await run_in_threadpool(inside.reading.events, job_id, after, limit)
+    return JSONResponse(page.model_dump(mode="json"))
+
+
+@router.get("/jobs/{job_id}/logs", operation_id="list_logs")
+def list_logs(
+    job_id: str,
+    inside: Inside,
+    stage: StageName | None = None,
+    unit: Annotated[int | None, Query(ge=0, le=1 << 31)] = None,
+    after: After = 0,
+    tail: Annotated[int | None, Query(ge=1, le=10000)] = None,
+    limit: Annotated[int, Query(ge=1, le=10000)] = 1000,
+) -> LogList:
+    """What the stages said: the lines after a number, or the last `tail` ones."""
+    return inside.reading.logs(job_id, stage=stage, unit=unit, after=after, tail=tail, limit=limit)
+
+
+@router.get("/jobs/{job_id}/metrics", operation_id="list_metrics")
+def list_metrics(
+    job_id: str,
+    inside: Inside,
+    name: Annotated[list[str] | None, Query()] = None,
+    stage: StageName | None = None,
+    since_step: Annotated[int, Query(ge=-1, le=1 << 53)] = -1,
+    limit: Annotated[int, Query(ge=1, le=100000)] = 20000,
+) -> MetricList:
+    """Curves: loss, learning rate and whatever else the stages measured."""
+    return inside.reading.metrics(job_id, name or [], stage, since_step, limit)
+
+
+@router.get("/jobs/{job_id}/attempts", operation_id="list_attempts")
+def list_attempts(job_id: str, inside: Inside) -> AttemptList:
+    """Who tried which unit, and how each attempt ended."""
+    return inside.reading.attempts(job_id)
+
+
+@router.get("/jobs/{job_id}/artifacts", operation_id="list_artifacts")
+def list_artifacts(job_id: str, request: Request, inside: Inside) -> ArtifactList:
+    """The files of the finished drafter."""
+    return inside.artifacts.list(job_id, request.url.path.rstrip("/"))
+
+
+@router.get(
+    "/jobs/{job_id}/artifacts/{name:path}",
+    operation_id="get_artifact",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "The file"}},
+)
+def get_artifact(
+    job_id: str, name: str, inside: Inside, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """One file of the finished drafter; `X-Content-BLAKE3` is its digest."""
+    entry, pieces = inside.artifacts.open(job_id, name)
+    headers = {"ETag": f'"{entry.blake3}"', "X-Content-BLAKE3": entry.blake3, "Cache-Control": "private, immutable"}
+    if if_none_match and headers["ETag"] in if_none_match:
+        return Response(status_code=304, headers=headers)
+    headers["Content-Length"] = str(entry.size)
+    headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}"
+    return StreamingResponse(pieces, headers=headers, media_type="application/octet-stream")

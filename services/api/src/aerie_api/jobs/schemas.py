@@ -1,0 +1,242 @@
+"""Jobs as they go over the wire. Names follow the fine-tuning APIs that people know.
+
+Times are seconds since the epoch. What is not known yet is null, never a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aerie_api.drafters.schemas import AcceptanceLength
+from aerie_api.problems import Problem
+from eagle3_core.jobs.graph import Queue, StageName
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.states import Cause, JobStatus, UnitState
+
+
+class Answer(BaseModel):
+    """A document of the API."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Shards(Answer):
+    """Units of a stage."""
+
+    done: int
+    total: int
+
+
+class StageStatus(Answer):
+    """How one stage of a job stands."""
+
+    name: StageName
+    state: UnitState
+    progress_percentage: float
+    estimated_remaining_seconds: float | None = None
+    """From the pace so far; null until there is one."""
+    shards: Shards | None = None
+    """The stage's units; null until it is planned."""
+    reused: bool = False
+    """Every unit was taken over from earlier jobs; nothing ran."""
+    reused_units: int = 0
+    reused_from: list[str] = Field(default_factory=list)
+    """The jobs that ran the units taken over."""
+    seconds: float | None = None
+    """From the first claim to the end, or to the last sign of life."""
+    attempt: int = 0
+    """Highest attempt of a unit."""
+    workers: list[str] = Field(default_factory=list)
+    """Who works on it now."""
+    started_at: float | None = None
+    finished_at: float | None = None
+    last_heartbeat: float | None = None
+    note: str = ""
+    """What the stage says it is doing."""
+    rate: float | None = None
+    """Units of `rate_unit` per second, over all workers."""
+    rate_unit: str | None = None
+    reason: Problem | None = None
+    """Why it failed."""
+    result: dict[str, Any] | None = None
+    """The stage's own summary."""
+
+
+class DrafterRef(Answer):
+    """The drafter that a job made."""
+
+    name: str
+    digest: str
+
+
+class Job(Answer):
+    """A job."""
+
+    id: str
+    object: Literal["job"] = "job"
+    name: str
+    status: JobStatus
+    stage: StageName | None
+    """The stage it is at."""
+    stages: list[StageStatus]
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    estimated_finish: float | None
+    """When the present stage is likely to be done plus what later stages took last time; null until both are known."""
+    why_queued: str | None
+    """Why nothing of it runs although it could."""
+    reason: Problem | None
+    """Why it failed."""
+    verdict: Literal["pass", "fail"] | None
+    acceptance_length: AcceptanceLength | None
+    acceptance_by_position: list[float | None] | None
+    lossless: bool | None
+    looping_share: float | None
+    seen_ngram_share: float | None
+    prompts: int | None
+    drafter: DrafterRef | None
+    warnings: list[str]
+    metadata: dict[str, str]
+    spec: JobSpec
+
+
+class JobList(Answer):
+    """A page of jobs, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Job]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    """Ask for the next page with `after=` this."""
+
+
+class PlannedStage(Answer):
+    """A stage that a job would run."""
+
+    name: StageName
+    queue: Queue
+    reads: list[StageName]
+    units: int | None
+    """Null when it depends on what an earlier stage finds."""
+    reused_units: int | None
+    """Units whose results are there already; null when their keys depend on what an earlier stage finds."""
+
+
+class JobPlan(Answer):
+    """What a job would do, had it been posted."""
+
+    object: Literal["job.plan"] = "job.plan"
+    name: str
+    stages: list[PlannedStage]
+    sources: dict[str, str]
+    """Digests of the verifier and the data, as they lie there now."""
+    warnings: list[str]
+    spec: JobSpec
+    """The job with every default filled in."""
+
+
+class JobEvent(Answer):
+    """Something that happened to a job."""
+
+    object: Literal["job.event"] = "job.event"
+    seq: int
+    created_at: float
+    type: str
+    level: Literal["info", "warning", "error"]
+    message: str
+    data: dict[str, Any]
+
+
+class EventList(Answer):
+    """Events in order."""
+
+    object: Literal["list"] = "list"
+    data: list[JobEvent]
+    has_more: bool
+    last_seq: int
+    """Ask for what comes next with `after=` this."""
+
+
+class LogEntry(Answer):
+    """A line that a stage said."""
+
+    seq: int
+    stage: StageName
+    unit: int
+    attempt: int
+    at: float
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+
+
+class LogList(Answer):
+    """Lines in order."""
+
+    object: Literal["list"] = "list"
+    data: list[LogEntry]
+    has_more: bool
+    last_seq: int
+
+
+class MetricPoint(Answer):
+    """One value of one curve."""
+
+    stage: StageName
+    name: str
+    step: int
+    unit: int
+    value: float | None
+    """Null where the stage measured NaN or an infinity."""
+    at: float
+
+
+class MetricList(Answer):
+    """Values by stage, name and step."""
+
+    object: Literal["list"] = "list"
+    data: list[MetricPoint]
+    has_more: bool
+
+
+class AttemptEntry(Answer):
+    """One attempt at one unit."""
+
+    stage: StageName
+    unit: int
+    attempt: int
+    fence: int
+    worker: str
+    started_at: float
+    ended_at: float | None
+    outcome: Literal["committed"] | Cause | None
+    """Null while it runs."""
+    problem: Problem | None
+
+
+class AttemptList(Answer):
+    """Attempts in order of their start."""
+
+    object: Literal["list"] = "list"
+    data: list[AttemptEntry]
+    has_more: bool = False
+
+
+class Artifact(Answer):
+    """A file of the finished drafter."""
+
+    name: str
+    size: int
+    blake3: str
+    href: str
+
+
+class ArtifactList(Answer):
+    """The files of the finished drafter; empty until there is one."""
+
+    object: Literal["list"] = "list"
+    data: list[Artifact]
+    has_more: bool = False

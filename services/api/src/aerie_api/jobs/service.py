@@ -1,0 +1,270 @@
+"""What people do with jobs: post, plan, read, cancel, retry. Owns the transactions; the lease machinery does the rest."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy.orm import Session
+
+from aerie_api.db import Database, tell
+from aerie_api.drafters.repository import DrafterRepository
+from aerie_api.jobs.documents import Surroundings, job_document
+from aerie_api.jobs.history import History
+from aerie_api.jobs.idempotency import Idempotency
+from aerie_api.jobs.repository import TENANT, JobRepository
+from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
+from aerie_api.leases.endings import drop, finish_cancel, move
+from aerie_api.leases.planner import Planner
+from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository
+from aerie_api.leases.vetting import Vetting
+from aerie_api.tables import Job as JobRow
+from aerie_api.tables import StageRow, Unit
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import STAGES, reads_of
+from eagle3_core.jobs.spec import JobSpec, parse_job
+from eagle3_core.jobs.states import IllegalMove, JobStatus, UnitState
+from eagle3_core.jobs.wire import ManifestRef
+
+WORKER_GONE_S = 150.0
+"""A worker that has asked for nothing for so long is not counted on; a long poll takes up to 60 s."""
+
+
+class NameInUse(AerieError):
+    """A living job or a finished drafter has this name."""
+
+    code, status = "drafter.name_in_use", 409
+
+
+class Preflighted(Protocol):
+    """What a look at verifier and data found, before any compute."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Digests: of the verifier under `verifier`, of each dataset under its URI."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What is odd but no reason to refuse."""
+        ...
+
+
+Preflight = Callable[[JobSpec, Sequence[Path]], Preflighted]
+
+
+class JobService:
+    """Jobs of the tenant."""
+
+    def __init__(
+        self, db: Database, planner: Planner, vetting: Vetting, idempotency: Idempotency, preflight: Preflight,
+        roots: Sequence[Path], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._db = db
+        self._planner = planner
+        self._vetting = vetting
+        self._idempotency = idempotency
+        self._preflight = preflight
+        self._roots = tuple(roots)
+        self._clock = clock
+
+    def create(self, document: Any, body: bytes, key: str | None) -> tuple[Job, bool]:
+        """Take a job; True with it when it is an earlier one, replayed for its Idempotency-Key.
+
+        Raises InvalidRequest, NameInUse, whatever preflight finds wrong, and the idempotency errors.
+        """
+        if key is None:
+            return self._create(document, None), False
+        if (answer := self._idempotency.begin(key, body)) is not None:
+            return Job.model_validate(answer), True
+        try:
+            return self._create(document, key), False
+        except BaseException:
+            self._idempotency.forget(key)
+            raise
+
+    def _create(self, document: Any, key: str | None) -> Job:
+        spec = parse_job(document)
+        with self._db.read() as session:
+            self._check_name(session, spec.name, None)
+        looked = self._preflight(spec, self._roots)  # reads files: never inside a writing transaction
+        now = self._clock()
+        with self._db.write() as session:
+            self._check_name(session, spec.name, None)
+            job = JobRow(
+                id=f"job_{secrets.token_hex(12)}", tenant=TENANT, name=spec.name, status=JobStatus.QUEUED,
+                spec=spec.model_dump(mode="json"), sources=dict(looked.sources), warnings=list(looked.warnings), created_at=now,
+                version=1, event_seq=0, log_seq=0,
+            )  # fmt: skip
+            JobRepository(session).add(job, self._planner.new_stages(job, spec))
+            history = History(session)
+            history.event(job, now, "job.created", f"job for drafter {job.name} taken", name=job.name)
+            for warning in looked.warnings:
+                history.event(job, now, "job.warning", warning, "warning")
+            self._planner.advance(session, job)
+            session.flush()
+            shown = self._documents(session, [job])[0]
+            if key is not None:
+                self._idempotency.remember(session, key, shown.model_dump(mode="json"))
+            return shown
+
+    def plan(self, document: Any) -> JobPlan:
+        """What a job would do; nothing is stored. Raises what `create` raises."""
+        spec = parse_job(document)
+        looked = self._preflight(spec, self._roots)
+        with self._db.write() as session:  # a writer: results whose objects are gone are dropped from the cache
+            self._check_name(session, spec.name, None)
+            forecast = self._planner.forecast(session, TENANT, spec, looked.sources)
+        stages = [
+            PlannedStage(
+                name=f.name, queue=STAGES[f.name].queue, reads=list(reads_of(STAGES[f.name], spec)), units=f.units,
+                reused_units=f.reused,
+            )
+            for f in forecast
+        ]  # fmt: skip
+        return JobPlan(
+            name=spec.name, stages=stages, sources=dict(looked.sources), warnings=list(looked.warnings), spec=spec
+        )
+
+    def get(self, job_id: str) -> tuple[Job, int]:
+        """A job and its row's version. Raises JobMissing."""
+        with self._db.read() as session:
+            job = JobRepository(session).get(job_id)
+            return self._documents(session, [job])[0], job.version
+
+    def list(self, statuses: Sequence[JobStatus], after: str | None, limit: int) -> JobList:
+        """A page of jobs, newest first."""
+        with self._db.read() as session:
+            jobs = JobRepository(session).page(statuses, after, limit + 1)
+            data = self._documents(session, jobs[:limit])
+        return JobList(
+            data=data, has_more=len(jobs) > limit,
+            first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
+        )  # fmt: skip
+
+    def cancel(self, job_id: str) -> Job:
+        """Stop a living job: what waits is cancelled at once, what runs is told at its next sign of life.
+
+        Raises JobMissing, IllegalMove.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            job = JobRepository(session).locked(job_id)
+            if JobStatus(job.status).terminal:
+                raise IllegalMove(f"job {job.id} is {job.status}", remedy="only living jobs can be cancelled")
+            if job.status != JobStatus.CANCELLING:
+                self._cancel(session, job, now)
+            session.flush()
+            return self._documents(session, [job])[0]
+
+    def _cancel(self, session: Session, job: JobRow, now: float) -> None:
+        units = UnitRepository(session)
+        for unit in units.of_job(job.id, [UnitState.QUEUED]):
+            drop(unit, UnitState.CANCELLED, now)
+        if running := units.of_job(job.id, [UnitState.RUNNING]):
+            move(job, JobStatus.CANCELLING)
+            said = f"cancel asked for; {len(running)} running unit{'s' * (len(running) > 1)} to stop"
+            History(session).event(job, now, "job.cancelling", said, "warning")
+        else:
+            finish_cancel(session, job, now)
+
+    def retry(self, job_id: str) -> Job:
+        """Take a failed or cancelled job up again where it stopped; committed units are kept if their objects are there.
+
+        Raises JobMissing, IllegalMove, NameInUse.
+        """
+        gone = self._lost_outputs(job_id)
+        now = self._clock()
+        with self._db.write() as session:
+            job = JobRepository(session).locked(job_id)
+            if job.status not in (JobStatus.FAILED, JobStatus.CANCELLED):
+                raise IllegalMove(
+                    f"job {job.id} is {job.status}", remedy="only failed and cancelled jobs can be retried"
+                )
+            self._check_name(session, job.name, job.id)
+            move(job, JobStatus.QUEUED)
+            job.reason = job.finished_at = None
+            History(session).event(job, now, "job.retried", "taken up again from where it stopped")
+            self._forget_lost(session, job, gone, now)
+            self._revive(session, job)
+            self._planner.advance(session, job)
+            session.flush()
+            return self._documents(session, [job])[0]
+
+    def _lost_outputs(self, job_id: str) -> set[str]:
+        """Ids of committed units whose objects are gone or damaged."""
+        with self._db.read() as session:
+            job = JobRepository(session).get(job_id)
+            units = UnitRepository(session).of_job(job.id, [UnitState.SUCCEEDED])
+        return {u.id for u in units if not self._vetting.intact(ManifestRef.model_validate(u.manifest))}
+
+    def _forget_lost(self, session: Session, job: JobRow, gone: set[str], now: float) -> None:
+        """Run units again whose output is gone; what was built on them is planned again, and reused if it is the same."""
+        units = UnitRepository(session).of_job(job.id, list(UnitState))
+        lost = [u for u in units if u.id in gone and u.state == UnitState.SUCCEEDED]
+        if not lost:
+            return
+        first = min(unit.position for unit in lost)
+        for unit in lost:
+            CommitRepository(session, job.tenant).forget(unit.key)
+            unit.state, unit.reused_from = UnitState.CANCELLED, None
+        UnitRepository(session).remove([u for u in units if u.position > first])
+        for stage in JobRepository(session).stages(job.id):
+            if stage.position >= first:
+                _reset(stage, planned=stage.position == first)
+        names = ", ".join(f"{u.stage} unit {u.index}" for u in lost[:5])
+        said = f"output missing or damaged, to be made again: {names}{', ...' if len(lost) > 5 else ''}"
+        History(session).event(job, now, "unit.output_lost", said, "warning", units=len(lost))
+
+    def _revive(self, session: Session, job: JobRow) -> None:
+        units = UnitRepository(session)
+        for unit in units.of_job(job.id, [UnitState.FAILED, UnitState.CANCELLED]):
+            unit.state, unit.not_before, unit.finished_at = UnitState.QUEUED, 0.0, None
+            unit.attempt = unit.failures = unit.losses = unit.preemptions = 0
+        running = units.of_job(job.id, [UnitState.RUNNING])
+        for stage in JobRepository(session).stages(job.id):
+            if stage.state in (UnitState.FAILED, UnitState.CANCELLED):
+                stage.state = UnitState.RUNNING if running else UnitState.QUEUED
+                stage.state = stage.state if stage.planned_at is not None else UnitState.PENDING
+                stage.reason = stage.finished_at = None
+        if running:  # a sibling of the unit that failed is still at work
+            move(job, JobStatus.RUNNING)
+        tell(session, "work")
+
+    def _check_name(self, session: Session, name: str, own_id: str | None) -> None:
+        holder = JobRepository(session).living_named(name)
+        if holder is not None and holder.id != own_id:
+            raise NameInUse(
+                f"job {holder.id} ({holder.status}) is making a drafter called {name!r}",
+                remedy="choose another name, or cancel that job",
+                pointer="/name",
+            )
+        if (drafter := DrafterRepository(session).named(name)) is not None:
+            raise NameInUse(
+                f"job {drafter.job_id} made a drafter called {name!r}", remedy="choose another name", pointer="/name"
+            )
+
+    def _documents(self, session: Session, jobs: Sequence[JobRow]) -> list[Job]:
+        repository, ids = JobRepository(session), [job.id for job in jobs]
+        stages = repository.stages_of(ids)
+        units: dict[str, list[Unit]] = {job_id: [] for job_id in ids}
+        for unit in UnitRepository(session).figures_of(ids):
+            units[unit.job_id].append(unit)
+        served = frozenset(WorkerRepository(session).serving(self._clock() - WORKER_GONE_S))
+        past = repository.past_seconds() if any(job.status == JobStatus.RUNNING for job in jobs) else {}
+        return [
+            job_document(
+                job, stages[job.id], units[job.id],
+                Surroundings(served, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past),
+            )
+            for job in jobs
+        ]  # fmt: skip
+
+
+def _reset(stage: StageRow, *, planned: bool) -> None:
+    """Let `stage` be done again; its units stay if it is still `planned`."""
+    stage.state = UnitState.QUEUED if planned else UnitState.PENDING
+    stage.planned_at = stage.planned_at if planned else None
+    stage.result = stage.reason = stage.finished_at = None

@@ -1,0 +1,48 @@
+"""A job's events as they happen (server-sent events).
+
+Every event carries its number as the stream's id, so a reader that was cut off goes on where it stopped. A comment
+every 15 s keeps proxies from closing a quiet stream. The stream ends when the job has; a reader that comes back after
+that gets 204, which tells browsers to stop asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from aerie_api.bell import Bell
+from aerie_api.jobs.reading import ReadingService
+from aerie_api.jobs.schemas import JobEvent
+
+QUIET_S = 15.0
+PAGE = 200
+
+
+async def event_stream(reading: ReadingService, news: Bell, job_id: str, after: int) -> Response:
+    """The response that streams the events of `job_id` with a number above `after`. Raises JobMissing."""
+    first, ended = await run_in_threadpool(reading.events_and_end, job_id, after, 1)
+    if ended and not first.data:
+        return Response(status_code=204)
+    headers = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(reading, news, job_id, after), media_type="text/event-stream", headers=headers)
+
+
+async def _events(reading: ReadingService, news: Bell, job_id: str, after: int) -> AsyncIterator[str]:
+    with news.listen() as waiter:
+        while not news.closed:
+            page, ended = await run_in_threadpool(reading.events_and_end, job_id, after, PAGE)
+            for event in page.data:
+                yield _lines(event)
+            after = page.last_seq
+            if ended:
+                return
+            if not page.has_more and not await waiter.heard(QUIET_S):
+                yield ": still here\n\n"
+
+
+def _lines(event: JobEvent) -> str:
+    """One event; its data is JSON on one line, so no text in it can end it early."""
+    return f"id: {event.seq}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"

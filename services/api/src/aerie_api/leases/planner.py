@@ -1,0 +1,255 @@
+"""From a job to units: which stage comes next, how it splits, and what of it is known already.
+
+A stage is planned once those before it are done, because its units' keys are made of their contents. A unit whose key
+is in the cache is finished at once, without a worker; a stage all of whose units are finished gets its reduced result
+and the next one is planned, so a chain of known stages falls through in the transaction that started it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy.orm import Session
+
+from aerie_api.db import tell
+from aerie_api.drafters.repository import DrafterRepository
+from aerie_api.drafters.schemas import Figures
+from aerie_api.jobs.history import History
+from aerie_api.jobs.repository import JobRepository
+from aerie_api.leases.endings import fail_job, move
+from aerie_api.leases.repository import CommitRepository, UnitRepository, living
+from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import STAGES, Slice, StageName, reads_of, slices, stages_of, unit_inputs, unit_key
+from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.states import JobStatus, UnitState
+from eagle3_core.jobs.wire import Assignment, ManifestRef, UnitSlice
+
+Reduce = Callable[[StageName, JobSpec, list[dict[str, Any]]], dict[str, Any]]
+Intact = Callable[[ManifestRef], bool]
+
+
+class StageResultInvalid(AerieError):
+    """A stage's results do not hold what the stages after it need."""
+
+    code, status = "stage.result", 500
+
+
+@dataclass(frozen=True)
+class Known:
+    """What finished stages gave: contents of their units in order, and their reduced results."""
+
+    contents: dict[str, list[str]]
+    results: dict[StageName, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A unit to be, and its result if the cache has it."""
+
+    slice: Slice
+    key: str
+    commit: CommitRow | None
+
+
+@dataclass(frozen=True)
+class StageForecast:
+    """What planning can say of a stage before anything runs."""
+
+    name: StageName
+    units: int | None
+    """Null when it depends on what an earlier stage finds."""
+    reused: int | None
+
+
+class Planner:
+    """Moves jobs on. `reduce` joins the results of a stage's units; `intact` says whether a manifest's objects are there."""
+
+    def __init__(self, reduce: Reduce, intact: Intact, clock: Callable[[], float]) -> None:
+        self._reduce = reduce
+        self._intact = intact
+        self._clock = clock
+
+    def new_stages(self, job: Job, spec: JobSpec) -> list[StageRow]:
+        """The stage rows of a new job."""
+        return [
+            StageRow(job_id=job.id, name=s.name, position=i, queue=s.queue, state=UnitState.PENDING)
+            for i, s in enumerate(stages_of(spec))
+        ]
+
+    def advance(self, session: Session, job: Job) -> None:
+        """Move `job` on as far as finished and known units carry it. A stage that cannot be planned fails the job."""
+        spec = JobSpec.model_validate(job.spec)
+        while living(job):
+            stages = JobRepository(session, job.tenant).stages(job.id)
+            stage = next((s for s in stages if s.state != UnitState.SUCCEEDED), None)
+            if stage is None:
+                return self._succeed(session, job, stages)
+            job.stage = stage.name
+            try:
+                if stage.planned_at is None:
+                    self._plan(session, job, spec, stage)
+                if not self._finish(session, job, spec, stage):
+                    return None
+                if stage is stages[-1]:
+                    figures_of(stage)
+            except AerieError as error:
+                fail_job(session, job, stage, error.problem(), self._clock())
+
+    def _plan(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> None:
+        now = self._clock()
+        name = stage_name(stage.name)
+        planned = self._units(session, job.tenant, name, spec, job.sources, self._known(session, job))
+        for unit in planned:
+            session.add(self._unit(job, stage, unit, len(planned), now))
+        session.flush()
+        stage.planned_at, stage.state = now, UnitState.QUEUED
+        tell(session, "work")
+        reused = [u.commit.job_id for u in planned if u.commit is not None]
+        history = History(session)
+        if len(reused) < len(planned):
+            left = len(planned) - len(reused)
+            history.event(job, now, "stage.planned", f"{name}: {left} of {len(planned)} units to run", stage=name,
+                          units=len(planned))  # fmt: skip
+        if reused:
+            donors = sorted(set(reused))
+            of = f"{len(reused)} of {len(planned)} unit{'s' * (len(planned) > 1)}"
+            history.event(job, now, "stage.reused", f"{name}: {of} reused from job {', '.join(donors)}", stage=name,
+                          units=len(planned), reused=len(reused), jobs=donors)  # fmt: skip
+
+    def _unit(self, job: Job, stage: StageRow, planned: PlannedUnit, of: int, now: float) -> Unit:
+        unit = Unit(
+            id=f"unit_{secrets.token_hex(12)}", tenant=job.tenant, job_id=job.id, job_number=job.number, stage=stage.name,
+            position=stage.position, queue=stage.queue, index=planned.slice.index, start=planned.slice.start,
+            stop=planned.slice.stop, of=of, key=planned.key, state=UnitState.QUEUED, fence=0, attempt=0, failures=0, losses=0,
+            preemptions=0, not_before=0.0,
+        )  # fmt: skip
+        if planned.commit is not None:
+            unit.state, unit.finished_at, unit.seconds = UnitState.SUCCEEDED, now, 0.0
+            unit.manifest, unit.result = planned.commit.manifest, planned.commit.result
+            unit.reused_from = planned.commit.job_id
+        return unit
+
+    def _units(
+        self, session: Session, tenant: str, stage: StageName, spec: JobSpec, sources: Mapping[str, str], known: Known
+    ) -> list[PlannedUnit]:
+        with _typed_errors(stage):
+            cut = slices(stage, spec, known.results.get("prepare", {}))
+            keys = [
+                unit_key(stage, spec, s, unit_inputs(stage, spec, s.index, known.contents), sources, tenant)
+                for s in cut
+            ]
+        if not cut:
+            raise StageResultInvalid(f"{stage} has nothing to work on", remedy="give the job more data")
+        commits = CommitRepository(session, tenant)
+        found = commits.find(keys)
+        for key, row in list(found.items()):
+            if not self._intact(ManifestRef.model_validate(row.manifest)):
+                commits.forget(key)
+                del found[key]
+        return [PlannedUnit(s, key, found.get(key)) for s, key in zip(cut, keys, strict=True)]
+
+    def _finish(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> bool:
+        """Give `stage` its result if every unit has one."""
+        units = UnitRepository(session).of_stage(job.id, stage.name)
+        if any(unit.state != UnitState.SUCCEEDED for unit in units):
+            return False
+        name = stage_name(stage.name)
+        with _typed_errors(name):
+            stage.result = self._reduce(name, spec, [unit.result or {} for unit in units])
+        now = self._clock()
+        stage.state, stage.finished_at, stage.reason = UnitState.SUCCEEDED, now, None
+        stage.started_at = started = stage.started_at or now
+        History(session).event(job, now, "stage.succeeded", f"{name}: done", stage=name, seconds=now - started)
+        return True
+
+    def _succeed(self, session: Session, job: Job, stages: Sequence[StageRow]) -> None:
+        now = self._clock()
+        figures, digest = figures_of(stages[-1])
+        move(job, JobStatus.SUCCEEDED)
+        job.started_at, job.finished_at, job.figures = job.started_at or now, now, {**figures, "digest": digest}
+        DrafterRepository(session, job.tenant).put(
+            Drafter(tenant=job.tenant, name=job.name, job_id=job.id, digest=digest, verdict=figures["verdict"],
+                    figures=figures, created_at=now)
+        )  # fmt: skip
+        message = f"drafter {job.name} is done: verdict {figures['verdict']}"
+        History(session).event(job, now, "job.succeeded", message, digest=digest, verdict=figures["verdict"])
+
+    def _known(self, session: Session, job: Job) -> Known:
+        results = self._results(session, job)
+        contents: dict[str, list[str]] = {name: [] for name in results}
+        for unit in UnitRepository(session).of_job(job.id, [UnitState.SUCCEEDED]):
+            if (name := stage_name(unit.stage)) in contents:
+                contents[name].append((unit.manifest or {})["content"])
+        return Known(contents, results)
+
+    def _results(self, session: Session, job: Job) -> dict[StageName, dict[str, Any]]:
+        stages = JobRepository(session, job.tenant).stages(job.id)
+        return {stage_name(s.name): s.result or {} for s in stages if s.state == UnitState.SUCCEEDED}
+
+    def assignment(self, session: Session, job: Job, unit: Unit, token: str, lease_s: float) -> Assignment:
+        """What the worker gets that has just taken `unit`: as inputs exactly what the unit's key was made of."""
+        spec, stage = JobSpec.model_validate(job.spec), stage_name(unit.stage)
+        refs: dict[str, list[str]] = {
+            name: [ManifestRef.model_validate(u.manifest).model_dump_json() for u in units]
+            for name in reads_of(STAGES[stage], spec)
+            for units in [UnitRepository(session).of_stage(job.id, name)]
+        }
+        inputs: dict[StageName, list[ManifestRef]] = {
+            stage_name(name): [ManifestRef.model_validate_json(ref) for ref in chosen]
+            for name, chosen in unit_inputs(stage, spec, unit.index, refs).items()
+        }
+        return Assignment(
+            unit_run_id=unit.id, job_id=job.id, tenant=job.tenant, stage=stage, attempt=unit.attempt, fence=unit.fence,
+            unit=UnitSlice(index=unit.index, start=unit.start, stop=unit.stop, of=unit.of), token=token, key=unit.key,
+            spec=spec, sources=job.sources, inputs=inputs, results=self._results(session, job), lease_s=lease_s,
+        )  # fmt: skip
+
+    def forecast(self, session: Session, tenant: str, spec: JobSpec, sources: Mapping[str, str]) -> list[StageForecast]:
+        """What a job of `spec` would do: units and what is known of them, as far as that can be told."""
+        known, forecast, certain = Known({}, {}), list[StageForecast](), True
+        for stage in stages_of(spec):
+            if not certain:
+                forecast.append(StageForecast(stage.name, self._count(stage.name, spec, known), None))
+                continue
+            units = self._units(session, tenant, stage.name, spec, sources, known)
+            found = [u.commit for u in units if u.commit is not None]
+            forecast.append(StageForecast(stage.name, len(units), len(found)))
+            certain = len(found) == len(units)
+            if certain:
+                known.contents[stage.name] = [row.manifest["content"] for row in found]
+                with _typed_errors(stage.name):
+                    known.results[stage.name] = self._reduce(stage.name, spec, [row.result for row in found])
+        return forecast
+
+    def _count(self, stage: StageName, spec: JobSpec, known: Known) -> int | None:
+        if STAGES[stage].fans_out and "prepare" not in known.results:
+            return None
+        with _typed_errors(stage):
+            return len(slices(stage, spec, known.results.get("prepare", {})))
+
+
+def stage_name(name: str) -> StageName:
+    """`name`, read from the database, as the stage it names."""
+    return STAGES[cast("StageName", name)].name
+
+
+def figures_of(package: StageRow) -> tuple[dict[str, Any], str]:
+    """The figures and the drafter's digest in package's result. Raises StageResultInvalid."""
+    with _typed_errors("package"):
+        result = package.result or {}
+        return Figures.model_validate(result["report"]).model_dump(mode="json"), str(result["digest"])
+
+
+@contextmanager
+def _typed_errors(stage: StageName) -> Generator[None]:
+    """Turn what a malformed result makes of our code into an error that names the stage."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        detail = f"the results that {stage} builds on are incomplete: {type(error).__name__}: {error}"
+        raise StageResultInvalid(detail[:2000], remedy="worker and API must be of one version") from error

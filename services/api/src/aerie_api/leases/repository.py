@@ -1,0 +1,198 @@
+"""All SQL about units, attempts, the result cache and workers.
+
+The writes that decide who owns a unit are single guarded UPDATEs: `take` and `hold` say in their WHERE what must
+still be true, and zero changed rows means that it was not. Workers serve every tenant, so finding work is not
+filtered by one; the cache is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, and_, delete, func, select, update
+from sqlalchemy.orm import Session, defer
+
+from aerie_api.db import upsert
+from aerie_api.jobs.repository import TENANT
+from aerie_api.tables import Attempt, CommitRow, Job, Unit, Worker
+from eagle3_core.jobs.states import UnitState
+from eagle3_core.jobs.wire import ClaimRequest
+
+
+def token_hash(token: str) -> str:
+    """How a token is stored. Tokens are 256 random bits, so a plain hash cannot be searched."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class UnitRepository:
+    """Units and their attempts, in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def get(self, unit_id: str) -> Unit | None:
+        """The unit `unit_id`."""
+        return self.session.get(Unit, unit_id)
+
+    def of_stage(self, job_id: str, stage: str) -> list[Unit]:
+        """The units of a job's stage, in order."""
+        query = select(Unit).where(Unit.job_id == job_id, Unit.stage == stage).order_by(Unit.index)
+        return list(self.session.scalars(query))
+
+    def of_job(self, job_id: str, states: Collection[UnitState]) -> list[Unit]:
+        """The units of a job in one of `states`, in order."""
+        query = select(Unit).where(Unit.job_id == job_id, Unit.state.in_(states))
+        return list(self.session.scalars(query.order_by(Unit.position, Unit.index)))
+
+    def figures_of(self, job_ids: Sequence[str]) -> list[Unit]:
+        """The units of several jobs, in order, without their results and manifests (which may be large)."""
+        query = select(Unit).options(defer(Unit.result), defer(Unit.manifest)).where(Unit.job_id.in_(job_ids))
+        return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
+
+    def next_queued(self, queues: Collection[str], now: float) -> Unit | None:
+        """The unit to work on next: the oldest job's, in order of stages and slices."""
+        query = select(Unit).where(Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
+        order = (Unit.job_number, Unit.position, Unit.index)
+        return self.session.scalar(query.order_by(*order).limit(1).with_for_update(skip_locked=True))
+
+    def next_due(self, queues: Collection[str], now: float) -> float | None:
+        """When the next waiting unit may be claimed."""
+        query = select(func.min(Unit.not_before)).where(
+            Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before > now
+        )
+        return self.session.scalar(query)
+
+    def take(self, unit: Unit, request: ClaimRequest, token: str, now: float, lease_s: float) -> bool:
+        """Give `unit` to a worker: fence and attempt grow, a new token counts. False if it is no longer free."""
+        changed = self._update(
+            update(Unit)
+            .where(Unit.id == unit.id, Unit.fence == unit.fence, Unit.state == UnitState.QUEUED, Unit.not_before <= now)
+            .values(
+                state=UnitState.RUNNING, fence=Unit.fence + 1, attempt=Unit.attempt + 1, progress=None,
+                worker_id=request.worker_id, incarnation=request.incarnation,
+                lease_expires_at=now + lease_s, last_heartbeat=now, started_at=now,
+            )
+        )  # fmt: skip
+        if not changed:
+            return False
+        self.session.refresh(unit)
+        self.session.add(
+            Attempt(
+                unit_id=unit.id, fence=unit.fence, attempt=unit.attempt, token_hash=token_hash(token),
+                worker_id=request.worker_id, incarnation=request.incarnation, started_at=now,
+            )
+        )  # fmt: skip
+        return True
+
+    def attempt_of(self, unit_id: str, token: str) -> Attempt | None:
+        """The attempt at a unit that `token` belongs to, whether it still counts or not."""
+        given = token_hash(token)
+        found: Attempt | None = None
+        for attempt in self.session.scalars(select(Attempt).where(Attempt.unit_id == unit_id)):
+            if hmac.compare_digest(attempt.token_hash, given):
+                found = attempt
+        return found
+
+    def hold(self, unit: Unit, fence: int, now: float, lease_s: float) -> bool:
+        """Extend the lease of whoever holds `fence`. False if that attempt no longer holds the unit."""
+        changed = self._update(
+            update(Unit)
+            .where(Unit.id == unit.id, Unit.fence == fence, Unit.state == UnitState.RUNNING)
+            .values(lease_expires_at=now + lease_s, last_heartbeat=now)
+        )
+        self.session.refresh(unit)
+        return changed
+
+    def end_attempt(self, unit: Unit, now: float, cause: str, problem: dict[str, Any] | None) -> None:
+        """Close the unit's newest attempt."""
+        attempt = self.session.get_one(Attempt, (unit.id, unit.fence))
+        attempt.ended_at, attempt.cause, attempt.problem = now, cause, problem
+
+    def expired(self, now: float) -> list[Unit]:
+        """Running units whose lease is over."""
+        query = select(Unit).where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < now)
+        return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
+
+    def of_earlier_incarnation(self, worker_id: str, incarnation: str) -> list[Unit]:
+        """Running units that this worker held before it was started again."""
+        mine = and_(Unit.state == UnitState.RUNNING, Unit.worker_id == worker_id, Unit.incarnation != incarnation)
+        return list(self.session.scalars(select(Unit).where(mine)))
+
+    def extend_all(self, until: float) -> None:
+        """Let every running lease last at least until `until`."""
+        self._update(
+            update(Unit)
+            .where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < until)
+            .values(lease_expires_at=until)
+        )
+
+    def attempts(self, job_id: str) -> list[tuple[Unit, Attempt]]:
+        """Every attempt at a job's units, in order of their start."""
+        query = select(Unit, Attempt).join(Attempt, Attempt.unit_id == Unit.id).where(Unit.job_id == job_id)
+        return [
+            (unit, attempt) for unit, attempt in self.session.execute(query.order_by(Attempt.started_at, Attempt.fence))
+        ]
+
+    def remove(self, units: Sequence[Unit]) -> None:
+        """Forget units, so that their stage is planned again."""
+        for unit in units:
+            self.session.delete(unit)
+        self.session.flush()
+
+    def _update(self, statement: Any) -> bool:
+        result = cast("CursorResult[Any]", self.session.execute(statement.execution_options(synchronize_session=False)))
+        return result.rowcount > 0
+
+
+class CommitRepository:
+    """The result cache of `tenant`."""
+
+    def __init__(self, session: Session, tenant: str = TENANT) -> None:
+        self.session = session
+        self.tenant = tenant
+
+    def find(self, keys: Collection[str]) -> dict[str, CommitRow]:
+        """What is known under `keys`."""
+        query = select(CommitRow).where(CommitRow.tenant == self.tenant, CommitRow.key.in_(keys))
+        return {row.key: row for row in self.session.scalars(query)}
+
+    def add(self, row: CommitRow) -> None:
+        """Store a result; the first under a key wins, so nothing that was built on one ever changes."""
+        values = {column.key: getattr(row, column.key) for column in CommitRow.__table__.columns}
+        self.session.execute(upsert(self.session, CommitRow).values(**values).on_conflict_do_nothing())
+
+    def forget(self, key: str) -> None:
+        """Drop a result whose objects are gone."""
+        self.session.execute(delete(CommitRow).where(CommitRow.tenant == self.tenant, CommitRow.key == key))
+
+
+class WorkerRepository:
+    """The workers that asked for work."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def seen(self, request: ClaimRequest, now: float) -> None:
+        """Note that a worker asked."""
+        worker = self.session.get(Worker, request.worker_id)
+        if worker is None:
+            worker = Worker(id=request.worker_id, first_seen=now)
+            self.session.add(worker)
+        worker.incarnation, worker.queues, worker.last_seen = request.incarnation, sorted(set(request.queues)), now
+
+    def still_there(self, worker_id: str, now: float) -> None:
+        """Note that a worker reported."""
+        self.session.execute(update(Worker).where(Worker.id == worker_id).values(last_seen=now))
+
+    def serving(self, since: float) -> set[str]:
+        """The queues that workers seen after `since` serve."""
+        workers = self.session.scalars(select(Worker).where(Worker.last_seen >= since))
+        return {queue for worker in workers for queue in worker.queues}
+
+
+def living(job: Job) -> bool:
+    """Whether units of `job` may run."""
+    return job.status in ("queued", "running")

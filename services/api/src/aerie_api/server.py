@@ -1,0 +1,119 @@
+"""One API process: takes a port, says where it is, serves until it is told to stop.
+
+Others find it by `run_dir/server.json`, written (atomically) once it answers and removed when it ends. On SIGTERM those
+who wait in long polls are let go first, so that stopping takes no longer than the request under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from aerie_api.app import create_app
+from aerie_api.house import House, Parts
+from aerie_api.settings import Settings
+from eagle3_core.errors import AerieError
+
+GRACE_S = 10
+logger = logging.getLogger("aerie_api")
+
+
+class PortTaken(AerieError):
+    """The address cannot be listened on."""
+
+    code, status = "server.address", 500
+
+
+class StartFailed(AerieError):
+    """The server did not come up."""
+
+    code, status = "server.start", 500
+
+
+class Server(uvicorn.Server):
+    """uvicorn that announces itself."""
+
+    def __init__(self, house: House, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            create_app(house.settings, house=house), log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=GRACE_S, lifespan="on",
+        )  # fmt: skip
+        super().__init__(config)
+        self._house = house
+        self._listening = listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.file = house.settings.run_dir / "server.json"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say where."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            logger.info("serving at %s", announce(self.file, self._listening))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the word back, then stop."""
+        withdraw(self.file)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Let waiting workers and readers go, then stop. A signal handler: it takes no locks itself."""
+        if self._loop is not None:
+            for bell in (self._house.work, self._house.news):
+                self._loop.call_soon_threadsafe(bell.close)
+        super().handle_exit(sig, frame)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket on the address of `settings`. Raises PortTaken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except OSError as error:
+        raise PortTaken(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}",
+            remedy="stop what listens there, or set AERIE_PORT=0 for a free port",
+        ) from None
+
+
+def announce(file: Path, listening: socket.socket) -> str:
+    """Write `file` (url, pid, started_at); returns the url."""
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"url": url, "pid": os.getpid(), "started_at": time.time()}) + "\n")
+    temporary.replace(file)
+    return url
+
+
+def withdraw(file: Path) -> None:
+    """Remove `file` if it is this process's."""
+    try:
+        if json.loads(file.read_text()).get("pid") == os.getpid():
+            file.unlink()
+    except (FileNotFoundError, ValueError):
+        return
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises PortTaken, DatabaseInUse, WeakToken, StartFailed."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
+    for sig in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises what it caught again, once it has stopped
+        signal.signal(sig, lambda *_: sys.exit(0))
+    with closing(listen(settings)) as listening:
+        server = Server(House(settings, Parts()), listening)
+        server.run(sockets=[listening])
+        if not server.started:
+            raise StartFailed("the API did not start", remedy="the log above says why")

@@ -1,0 +1,149 @@
+"""What the operator decides, read once from the environment (`AERIE_*`).
+
+Every value has a default that is safe on one machine: the loopback address, a free port, folders under `.aerie`.
+A bind that other machines could reach is refused unless it is asked for by name, because the embedded API knows
+no users: whoever reaches it can run jobs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from eagle3_core.errors import AerieError
+
+
+class InvalidSettings(AerieError):
+    """An environment variable does not validate."""
+
+    code, status = "settings.invalid", 500
+
+
+class RemoteBindRefused(AerieError):
+    """The address would let other machines in, and nobody asked for that."""
+
+    code, status = "settings.remote_bind", 500
+
+
+class Settings(BaseSettings):
+    """The API's settings; field `lease_s` is read from `AERIE_LEASE_S`, and so on."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="AERIE_", frozen=True, extra="ignore", use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0 takes a free one and writes it to `run_dir/server.json`."""
+
+    allow_remote: bool = False
+    """Listen on an address that other machines can reach."""
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """More names (separated by `,`) that the Host header may carry, for instance of a proxy."""
+
+    run_dir: Path = Path(".aerie/run")
+    """Folder of what describes the running process: `server.json`, the worker token."""
+
+    data_dir: Path = Path(".aerie/data")
+    """Folder of the database. Only one API process may open it."""
+
+    store: str = ""
+    """URL of the object store; empty = `objects` beside `data_dir`."""
+
+    file_roots: Annotated[tuple[Path, ...], NoDecode] = ()
+    """Folders (separated by `:`) under which `file:` URIs of jobs may lie; empty = the working folder."""
+
+    worker_token_file: Path | None = None
+    """File whose content lets a worker ask for work; made if missing. Default `run_dir/worker.token`."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 1 << 20
+    """Largest body of a public request; more is refused with 413."""
+
+    max_worker_body_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
+    """Largest body of a worker's request: its commit carries results and the last log lines."""
+
+    lease_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long a unit stays with a worker that says nothing."""
+
+    reaper_interval_s: Annotated[float, Field(gt=0)] = 1.0
+    """Time between two looks for expired leases."""
+
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    """Attempts of a unit that ended in an error before its job fails."""
+
+    max_losses: Annotated[int, Field(ge=1)] = 10
+    """Attempts of a unit whose worker vanished before its job fails. More than `max_attempts`: machines come and go,
+    yet a unit that kills every worker it meets must end."""
+
+    retry_base_s: Annotated[float, Field(ge=0)] = 1.0
+    """Pause before the second attempt; doubles with every further one."""
+
+    retry_max_s: Annotated[float, Field(ge=0)] = 60.0
+    """Longest pause between attempts."""
+
+    idempotency_s: Annotated[float, Field(gt=0)] = 24 * 3600.0
+    """How long an Idempotency-Key is remembered."""
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _by_comma(cls, value: object) -> object:
+        return tuple(p.strip().lower() for p in value.split(",") if p.strip()) if isinstance(value, str) else value
+
+    @field_validator("file_roots", mode="before")
+    @classmethod
+    def _by_colon(cls, value: object) -> object:
+        return tuple(Path(p) for p in value.split(os.pathsep) if p) if isinstance(value, str) else value
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders of `file:` URIs, absolute."""
+        return tuple(root.resolve() for root in self.file_roots) or (Path.cwd(),)
+
+    @property
+    def store_url(self) -> str:
+        """The object store's URL."""
+        return self.store or (self.data_dir.absolute().parent / "objects").as_uri()
+
+    @property
+    def token_file(self) -> Path:
+        """Where the worker token lies."""
+        return self.worker_token_file or self.run_dir / "worker.token"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the API."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address, IPv6 without brackets) is this machine and no other."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_settings() -> Settings:
+    """The settings of this process. Raises InvalidSettings, RemoteBindRefused."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "AERIE_" + "_".join(map(str, first["loc"])).upper()
+        raise InvalidSettings(f"{name}: {first['msg']}", remedy=f"correct or unset {name}") from None
+    if not settings.loopback and not settings.allow_remote:
+        raise RemoteBindRefused(
+            f"AERIE_HOST={settings.host} can be reached from other machines, and this API knows no users",
+            remedy="listen on 127.0.0.1, or set AERIE_ALLOW_REMOTE=1 behind a proxy that authenticates",
+        )
+    return settings

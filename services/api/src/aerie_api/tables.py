@@ -1,0 +1,225 @@
+"""What the database holds. It is the truth about every job; queues and workers only hear of it.
+
+Times are seconds since the epoch (float). Every row that belongs to someone carries its tenant. A unit's `fence`
+grows with every claim; who holds the fence's token may write, nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, Integer, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+LIVING = ("queued", "running", "cancelling")
+_LIVING_SQL = text("status IN ('queued', 'running', 'cancelling')")
+Document = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    """All tables."""
+
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's way to map types
+        Document: JSON(none_as_null=True),
+        list[str]: JSON(none_as_null=True),
+        dict[str, str]: JSON(none_as_null=True),
+    }
+
+
+class Job(Base):
+    """A job as posted, and where it stands."""
+
+    __tablename__ = "jobs"
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))
+    stage: Mapped[str | None] = mapped_column(String(16))
+    spec: Mapped[Document]
+    sources: Mapped[dict[str, str]]
+    warnings: Mapped[list[str]]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    reason: Mapped[Document | None]
+    figures: Mapped[Document | None]
+    """What the finished job found: verdict, acceptance length, digest."""
+    version: Mapped[int] = mapped_column(default=1)
+    """Grows with every change that a reader could see."""
+    event_seq: Mapped[int] = mapped_column(default=0)
+    log_seq: Mapped[int] = mapped_column(default=0)
+
+    __table_args__ = (
+        Index("uq_jobs_living_name", "tenant", "name", unique=True,
+              sqlite_where=_LIVING_SQL, postgresql_where=_LIVING_SQL),
+        Index("ix_jobs_tenant_status", "tenant", "status", "number"),
+        {"sqlite_autoincrement": True},
+    )  # fmt: skip
+
+
+class StageRow(Base):
+    """One stage of a job."""
+
+    __tablename__ = "stages"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    position: Mapped[int]
+    queue: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16))
+    planned_at: Mapped[float | None]
+    """When its units were made; null before."""
+    result: Mapped[Document | None]
+    reason: Mapped[Document | None]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+
+class Unit(Base):
+    """What a worker leases: a whole stage or a slice of one."""
+
+    __tablename__ = "units"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    job_number: Mapped[int]
+    stage: Mapped[str] = mapped_column(String(16))
+    position: Mapped[int]
+    queue: Mapped[str] = mapped_column(String(16))
+    index: Mapped[int] = mapped_column("unit_index")
+    start: Mapped[int] = mapped_column("unit_start")
+    stop: Mapped[int] = mapped_column("unit_stop")
+    of: Mapped[int] = mapped_column("unit_of")
+    key: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    fence: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    losses: Mapped[int] = mapped_column(default=0)
+    preemptions: Mapped[int] = mapped_column(default=0)
+    not_before: Mapped[float] = mapped_column(default=0.0)
+    worker_id: Mapped[str | None] = mapped_column(String(128))
+    incarnation: Mapped[str | None] = mapped_column(String(128))
+    lease_expires_at: Mapped[float | None]
+    last_heartbeat: Mapped[float | None]
+    progress: Mapped[Document | None]
+    manifest: Mapped[Document | None]
+    result: Mapped[Document | None]
+    reused_from: Mapped[str | None] = mapped_column(String(64))
+    """The job whose result this unit took over without running."""
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    seconds: Mapped[float | None]
+
+    __table_args__ = (
+        Index("uq_units_place", "job_id", "stage", "unit_index", unique=True),
+        Index("ix_units_queue", "state", "queue", "not_before"),
+        Index("ix_units_lease", "state", "lease_expires_at"),
+    )
+
+
+class Attempt(Base):
+    """One attempt at a unit, kept after its end: who tried, how it ended."""
+
+    __tablename__ = "attempts"
+    unit_id: Mapped[str] = mapped_column(ForeignKey("units.id", ondelete="CASCADE"), primary_key=True)
+    fence: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    token_hash: Mapped[str] = mapped_column(String(64))
+    worker_id: Mapped[str] = mapped_column(String(128))
+    incarnation: Mapped[str] = mapped_column(String(128))
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    cause: Mapped[str | None] = mapped_column(String(16))
+    """Null while it runs, `committed`, or a `Cause`."""
+    problem: Mapped[Document | None]
+
+
+class CommitRow(Base):
+    """The result cache: what a key's unit made, whoever ran it first."""
+
+    __tablename__ = "commits"
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(16))
+    manifest: Mapped[Document]
+    result: Mapped[Document]
+    job_id: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float]
+
+
+class Event(Base):
+    """Something that happened to a job, in order."""
+
+    __tablename__ = "events"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    type: Mapped[str] = mapped_column(String(32))
+    level: Mapped[str] = mapped_column(String(8))
+    message: Mapped[str]
+    data: Mapped[Document]
+
+
+class LogRow(Base):
+    """A line that a unit's attempt said."""
+
+    __tablename__ = "logs"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    stage: Mapped[str] = mapped_column(String(16))
+    unit: Mapped[int]
+    attempt: Mapped[int]
+    at: Mapped[float]
+    level: Mapped[str] = mapped_column(String(8))
+    text: Mapped[str]
+
+
+class MetricRow(Base):
+    """One value of one curve; a resumed attempt overwrites what it measures again."""
+
+    __tablename__ = "metrics"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    stage: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    unit: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float | None]
+    """Null where the stage measured NaN or an infinity."""
+    at: Mapped[float]
+
+
+class IdempotencyRow(Base):
+    """The answer that a request's Idempotency-Key stands for."""
+
+    __tablename__ = "idempotency"
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(64))
+    response: Mapped[Document | None]
+    """Null while the first request is under way."""
+    created_at: Mapped[float] = mapped_column(index=True)
+
+
+class Worker(Base):
+    """A worker that asked for work."""
+
+    __tablename__ = "workers"
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    incarnation: Mapped[str] = mapped_column(String(128))
+    queues: Mapped[list[str]]
+    first_seen: Mapped[float]
+    last_seen: Mapped[float]
+
+
+class Drafter(Base):
+    """A finished drafter, by name."""
+
+    __tablename__ = "drafters"
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(128))
+    verdict: Mapped[str] = mapped_column(String(16))
+    figures: Mapped[Document]
+    created_at: Mapped[float]

@@ -1,0 +1,409 @@
+"""Who may write to a unit, and what becomes of units whose workers die, fail or are told to stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie_api.house import House
+
+
+def states(api, job_id, stage):
+    with api.house.db.read() as session:
+        from aerie_api.leases.repository import UnitRepository
+
+        return [u.state for u in UnitRepository(session).of_stage(job_id, stage)]
+
+
+def test_a_worker_that_lost_its_lease_commits_nothing(api):
+    job = api.post()
+    slow, unit = api.reach("prepare")
+    late = slow.made(unit)
+    api.clock.pass_(61)
+    api.house.claims.reap()
+    api.clock.pass_(60)
+    quick = api.worker("w2")
+    again = quick.take()
+
+    answer = slow.commit(unit, late)
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "lease.lost")
+    assert (again.unit_run_id, again.fence, again.attempt) == (unit.unit_run_id, unit.fence + 1, 2)
+    assert states(api, job["id"], "prepare") == ["running"]
+    for what, body in (("heartbeat", {}), ("fail", {"cause": "failed", "problem": {}})):
+        assert slow.tell(unit, what, body).json()["code"] == "lease.lost"
+    assert quick.commit(again).status_code == 200
+
+
+def test_a_commit_said_twice_counts_once(api):
+    job = api.post()
+    worker, unit = api.reach("prepare")
+    made = worker.made(unit)
+    assert worker.commit(unit, made).status_code == 200
+    events = api.events(job["id"])
+    assert worker.commit(unit, made).status_code == 200
+    assert api.events(job["id"]) == events
+    other = worker.commit(unit, worker.made(unit, content="something else"))
+    assert (other.status_code, other.json()["code"]) == (409, "lease.lost")
+
+
+def test_a_token_of_another_unit_is_not_accepted(api):
+    api.post()
+    worker, first = api.reach("generate")
+    second = worker.take()
+    answer = worker.tell(first, "heartbeat", {}, token=second.token)
+    assert (answer.status_code, answer.json()["code"]) == (401, "worker.unauthorised")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert api.http.post(f"/internal/v1/units/{first.unit_run_id}/heartbeat", json={}).status_code == 401
+
+
+def test_claiming_takes_the_worker_token(api):
+    api.post()
+    assert api.worker().ask(token="wrong").json()["code"] == "worker.unauthorised"
+    assert api.http.post("/internal/v1/claim", json={}).json()["code"] in ("worker.unauthorised", "request.invalid")
+
+
+def test_tokens_are_not_stored(api):
+    api.post()
+    _, unit = api.reach("prepare")
+    stored = b"".join(p.read_bytes() for p in (api.folder / "data").iterdir() if p.suffix != ".lock")
+    assert unit.token.encode() not in stored
+    assert unit.unit_run_id.encode() in stored
+
+
+def test_a_silent_worker_loses_its_unit_to_another(api):
+    job = api.post()
+    api.reach("prepare")
+    api.clock.pass_(59)
+    api.house.claims.reap()
+    assert api.stage(job["id"], "prepare")["state"] == "running"
+    api.clock.pass_(2)
+    api.house.claims.reap()
+    assert "silent for 61 s" in api.said(job["id"])
+    assert api.worker("w2").claim() is None, "it is tried again only after a pause"
+    api.clock.pass_(10)
+    assert api.worker("w2").take().attempt == 2
+
+
+def test_heartbeats_keep_a_unit(api):
+    api.post()
+    worker, unit = api.reach("prepare")
+    for _ in range(5):
+        api.clock.pass_(50)
+        answer = worker.beat(unit)
+        api.house.claims.reap()
+        assert answer.json() == {"cancel": False, "lease_s": 60.0}
+
+
+def test_the_holder_of_the_newest_fence_may_report_late_if_nobody_took_the_unit(api):
+    api.post()
+    worker, unit = api.reach("prepare")
+    api.clock.pass_(500)
+    assert worker.beat(unit).status_code == 200
+    api.house.claims.reap()
+    assert worker.commit(unit).status_code == 200
+
+
+def test_the_absence_of_the_api_costs_no_worker_its_unit(make_api):
+    api = make_api()
+    api.post()
+    worker, unit = api.reach("prepare")
+    api.__exit__()
+    api.clock.pass_(1000)
+    again = make_api(clock=api.clock)
+    again.house.claims.reap()
+    worker.api = again
+    assert worker.commit(unit).status_code == 200
+
+
+def test_a_worker_that_was_started_again_frees_what_it_held(api):
+    job = api.post()
+    _, unit = api.reach("prepare")
+    again = api.worker(incarnation="2").take()
+    assert (again.unit_run_id, again.attempt, again.fence) == (unit.unit_run_id, 2, unit.fence + 1)
+    attempts = api.http.get(f"/jobs/{job['id']}/attempts").json()["data"]
+    assert [(a["attempt"], a["outcome"]) for a in attempts] == [(1, "worker_lost"), (2, None)]
+    assert "was started again" in attempts[0]["problem"]["detail"]
+
+
+def test_a_unit_that_loses_every_worker_fails_its_job(make_api):
+    api = make_api(max_losses=3)
+    job = api.post()
+    for incarnation in "123":
+        api.worker(incarnation=incarnation).take()
+    assert api.worker(incarnation="4").claim() is None
+    failed = api.job(job["id"])
+    assert (failed["status"], failed["reason"]["code"]) == ("failed", "unit.worker_lost")
+    assert failed["reason"]["remedy"]
+
+
+def test_pre_emption_is_free_and_at_once(api):
+    job = api.post()
+    worker = api.worker()
+    for attempt in range(1, 20):
+        unit = worker.take()
+        assert unit.attempt == attempt
+        assert worker.fail(unit, "preempted").status_code == 200
+    assert api.job(job["id"])["status"] == "running"
+
+
+def test_what_cannot_be_mended_fails_at_once(api):
+    job = api.post()
+    worker, unit = api.reach("prepare")
+    worker.fail(unit, retryable=False, code="dataset.empty")
+    failed = api.job(job["id"])
+    assert (failed["status"], failed["reason"]["code"], failed["reason"]["detail"]) == (
+        "failed",
+        "dataset.empty",
+        "it broke",
+    )
+    assert api.stage(job["id"], "prepare")["reason"]["code"] == "dataset.empty"
+    assert worker.claim() is None
+
+
+def test_what_may_pass_is_tried_three_times_with_growing_pauses(api):
+    job = api.post()
+    worker = api.worker()
+    worker.fail(worker.take())
+    api.clock.pass_(9)
+    assert worker.claim() is None
+    api.clock.pass_(1)
+    worker.fail(worker.take())
+    api.clock.pass_(19)
+    assert worker.claim() is None
+    api.clock.pass_(1)
+    worker.fail(worker.take())
+    assert api.job(job["id"])["status"] == "failed"
+
+
+def test_a_failure_stops_the_siblings_and_keeps_what_they_finish(api):
+    job = api.post()
+    worker, first = api.reach("generate")
+    second = api.worker("w2").take()
+    worker.fail(first, retryable=False)
+    assert worker.beat(second).json()["cancel"] is True
+    assert worker.commit(second).status_code == 200
+    assert api.job(job["id"])["status"] == "failed"
+    api.http.post(f"/jobs/{job['id']}/retry")
+    assert worker.run() == ["generate", "extract", "extract", "vocab", "train", "evaluate", "evaluate", "package"]
+
+
+def test_a_retry_takes_up_where_the_job_stopped(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    worker.fail(unit, retryable=False)
+    answer = api.http.post(f"/jobs/{job['id']}/retry")
+    assert (answer.status_code, answer.json()["status"]) == (202, "queued")
+    assert answer.json()["reason"] is None
+    again = worker.take()
+    assert (again.stage, again.attempt, again.fence) == ("train", 1, 2)
+    worker.commit(again)
+    worker.run()
+    assert api.job(job["id"])["status"] == "succeeded"
+    assert "taken up again" in api.said(job["id"])
+
+
+def test_a_retry_while_a_sibling_runs_leaves_it_its_unit(api):
+    job = api.post()
+    worker, first = api.reach("generate")
+    second = worker.take()
+    worker.fail(first, retryable=False)
+    assert api.http.post(f"/jobs/{job['id']}/retry").json()["status"] == "running"
+    assert worker.beat(second).json()["cancel"] is False
+    worker.fail(second, "cancelled")
+    worker.run()
+    assert api.job(job["id"])["status"] == "succeeded"
+
+
+def test_a_retry_makes_again_what_is_gone_from_the_store(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    worker.fail(unit, retryable=False, code="object.missing")
+    lost = next((api.folder / "objects" / "default" / "generate" / job["id"] / "00001").glob("*out.bin"))
+    lost.unlink()
+    api.http.post(f"/jobs/{job['id']}/retry")
+    assert "generate unit 1" in api.said(job["id"])
+    assert worker.run() == ["generate", "train", "evaluate", "evaluate", "package"]
+    assert api.job(job["id"])["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "succeeded"])
+def test_only_ended_jobs_can_be_retried(api, status):
+    job = api.post()
+    if status == "running":
+        api.worker().take()
+    if status == "succeeded":
+        api.worker().run()
+    answer = api.http.post(f"/jobs/{job['id']}/retry")
+    assert (answer.status_code, answer.json()["code"]) == (409, "job.state")
+
+
+def test_a_queued_job_is_cancelled_at_once(api):
+    job = api.post()
+    assert api.http.post(f"/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
+    assert api.worker().claim() is None
+    assert api.http.post(f"/jobs/{job['id']}/cancel").json()["code"] == "job.state"
+
+
+def test_a_running_job_is_cancelled_when_its_last_unit_has_stopped(api):
+    job = api.post()
+    worker, first = api.reach("generate")
+    second = worker.take()
+    assert api.http.post(f"/jobs/{job['id']}/cancel").json()["status"] == "cancelling"
+    assert api.http.post(f"/jobs/{job['id']}/cancel").json()["status"] == "cancelling"
+    assert worker.beat(first).json()["cancel"] is True
+    worker.fail(first, "cancelled")
+    assert api.job(job["id"])["status"] == "cancelling"
+    worker.commit(second)
+    assert api.job(job["id"])["status"] == "cancelled"
+    assert states(api, job["id"], "generate") == ["cancelled", "succeeded"]
+    api.http.post(f"/jobs/{job['id']}/retry")
+    assert worker.run()[:2] == ["generate", "extract"]
+
+
+def test_a_cancelled_job_does_not_wait_for_a_worker_that_died(api):
+    job = api.post()
+    api.reach("prepare")
+    api.http.post(f"/jobs/{job['id']}/cancel")
+    api.clock.pass_(61)
+    api.house.claims.reap()
+    assert api.job(job["id"])["status"] == "cancelled"
+
+
+def test_a_job_cancelled_at_its_very_last_commit_can_be_finished(api):
+    job = api.post()
+    worker, unit = api.reach("package")
+    api.http.post(f"/jobs/{job['id']}/cancel")
+    worker.commit(unit)
+    assert api.job(job["id"])["status"] == "cancelled"
+    assert api.http.post(f"/jobs/{job['id']}/retry").json()["status"] == "succeeded"
+
+
+def test_a_second_job_on_the_same_data_reuses_what_it_can(api, document):
+    first = api.post()
+    api.worker().run()
+    second = api.post(document("hen", training={"epochs": 9}))
+    assert "extract: 2 of 2 units reused from job " + first["id"] in api.said(second["id"])
+    assert api.stage(second["id"], "extract")["reused"] is True
+    assert api.stage(second["id"], "extract")["reused_from"] == [first["id"]]
+    ran = api.worker().run()
+    assert "generate" not in ran
+    assert ran == ["train", "evaluate", "evaluate", "package"]
+
+
+def test_states_kept_while_generating_serve_extract(api):
+    job = api.post()
+    ran = api.worker().run(also=True)
+    assert "extract" not in ran
+    assert api.stage(job["id"], "extract")["reused_from"] == [job["id"]]
+    assert api.job(job["id"])["status"] == "succeeded"
+
+
+def test_an_identical_job_succeeds_without_a_worker(api, document):
+    api.post()
+    api.worker().run()
+    twin = api.post(document("twin"))
+    assert twin["status"] == "succeeded"
+    assert all(s["reused"] for s in twin["stages"])
+
+
+def test_a_cached_result_whose_objects_are_gone_is_made_again(api, document):
+    job = api.post()
+    api.worker().run()
+    lost = next((api.folder / "objects" / "default" / "vocab" / job["id"]).rglob("*out.bin"))
+    lost.unlink()
+    api.post(document("hen"))
+    assert api.worker().run() == ["vocab"]
+
+
+def test_the_first_result_under_a_key_wins(api, document):
+    api.post()
+    second = api.post(document("hen"))
+    one, unit = api.reach("prepare")
+    two = api.worker("w2")
+    other = two.take()
+    assert (unit.key, unit.job_id) != (other.key, other.job_id)
+    assert unit.key == other.key
+    one.commit(unit, content="first")
+    two.commit(other, content="second")
+    with api.house.db.read() as session:
+        from aerie_api.leases.repository import CommitRepository
+
+        assert CommitRepository(session).find([unit.key])[unit.key].job_id == unit.job_id
+    assert api.job(second["id"])["status"] == "running"
+
+
+@pytest.mark.parametrize("change", ["key", "also", "missing", "stage"])
+def test_a_commit_of_what_is_not_there_or_not_the_units_is_refused(api, change):
+    api.post()
+    worker, unit = api.reach("generate")
+    made = worker.made(unit, also=True).model_dump(mode="json")
+    if change == "key":
+        made["output"]["key"] = "0" * 64
+    if change == "also":
+        made["also"][0]["key"] = "0" * 64
+    if change == "missing":
+        made["output"]["manifest"]["key"] += "x"
+    if change == "stage":
+        made["also"][0]["stage"] = "vocab"
+    answer = worker.tell(unit, "commit", made)
+    assert (answer.status_code, answer.json()["code"]) == (422, "commit.refused")
+    assert worker.commit(unit, also=True).status_code == 200
+
+
+def test_a_companion_under_a_key_that_nobody_will_look_for_is_refused(api):
+    api.post()
+    worker, unit = api.reach("generate")
+    other = worker.take()
+    mixed = worker.made(unit)
+    mixed.also = worker.made(other, also=True).also
+    answer = worker.commit(unit, mixed)
+    assert answer.json()["code"] == "commit.refused"
+    assert "will be looked for under" in answer.json()["detail"]
+
+
+def test_a_result_with_nan_is_refused_and_the_unit_goes_on(api):
+    api.post()
+    worker, unit = api.reach("prepare")
+    made = worker.made(unit)
+    body = made.model_dump_json().replace('"samples":4', '"samples":NaN')
+    assert worker.tell(unit, "commit", body).json()["code"] == "commit.refused"
+    assert worker.commit(unit, made).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        '{"code": "x", "detail": "\\ud800"}',
+        '{"code": "x", "n": NaN}',
+        '{"code": "x", "detail": {"not": "text"}}',
+        '{"detail": "no code"}',
+        '{"code": "x", "detail": "' + "y" * 70_000 + '"}',
+    ],
+)
+def test_a_problem_that_cannot_be_kept_still_ends_the_attempt(api, problem):
+    job = api.post()
+    worker, unit = api.reach("prepare")
+    body = f'{{"cause": "failed", "retryable": false, "problem": {problem}}}'
+    assert worker.tell(unit, "fail", body).status_code == 200
+    assert api.job(job["id"])["reason"]["code"] == "unit.failed"
+
+
+def test_workers_get_only_what_their_queues_hold(api):
+    api.post()
+    assert api.worker().claim(queues=["train"]) is None
+    assert api.worker().take(queues=["prep", "train"]).stage == "prepare"
+    assert api.worker().ask(queues=["nope"]).status_code == 422
+
+
+def test_the_older_job_is_served_first(api, document):
+    first, _ = api.post(), api.post(document("hen"))
+    assert api.worker().take().job_id == first["id"]
+
+
+def test_a_house_opens_where_an_earlier_one_died_in_a_request(make_api, document):
+    api = make_api()
+    house: House = api.house
+    house.idempotency.begin("k1", b"{}")
+    api.__exit__()
+    again = make_api()
+    assert again.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"}).status_code == 202

@@ -1,0 +1,310 @@
+"""A job from its post to its drafter, and what people read of it on the way."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from eagle3_core.errors import InvalidRequest
+from eagle3_core.objects.protocol import ObjectDamaged
+
+
+def test_a_job_runs_through_every_stage_and_leaves_a_drafter(api, all_stages):
+    job = api.post()
+    ran = api.worker().run()
+
+    done = api.job(job["id"])
+    assert list(dict.fromkeys(ran)) == all_stages
+    assert ran.count("generate") == ran.count("extract") == ran.count("evaluate") == 2
+    assert done["status"] == "succeeded"
+    assert [s["state"] for s in done["stages"]] == ["succeeded"] * 8
+    assert done["acceptance_length"]["mean"] == 2.1
+    assert (done["verdict"], done["lossless"], done["prompts"]) == ("pass", True, 4)
+    assert done["drafter"] == {"name": "fox", "digest": "d" * 64}
+    drafters = api.http.get("/drafters").json()["data"]
+    assert [(d["name"], d["job"], d["verdict"]) for d in drafters] == [("fox", job["id"], "pass")]
+
+
+def test_posting_answers_202_with_place_and_pause(api, document):
+    answer = api.http.post("/jobs", json=document())
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["warnings"] == ["looks small"]
+    assert answer.json()["status"] == "queued"
+
+
+def test_the_versioned_address_is_the_same_router(api, document):
+    answer = api.http.post("/v1/jobs", json=document())
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    assert api.http.get(answer.headers["location"]).json()["id"] == answer.json()["id"]
+
+
+def test_a_plan_says_what_would_run_and_stores_nothing(api, document, all_stages):
+    plan = api.http.post("/jobs:plan", json=document()).json()
+    assert [s["name"] for s in plan["stages"]] == all_stages
+    assert plan["stages"][0]["units"] == 1
+    assert plan["stages"][2]["units"] is None
+    assert plan["spec"]["training"]["ttt_steps"] == 3
+    assert api.http.get("/jobs").json()["data"] == []
+
+
+def test_a_plan_knows_what_earlier_jobs_made(api, document):
+    api.post()
+    api.worker().run(also=True)
+    plan = api.http.post("/jobs:plan", json=document("hen", training={"epochs": 9})).json()
+    known = {s["name"]: (s["units"], s["reused_units"]) for s in plan["stages"]}
+    assert known["generate"] == known["extract"] == (2, 2)
+    assert known["train"] == (1, 0)
+    assert known["evaluate"] == (2, None)
+
+
+def test_an_assignment_carries_what_its_key_is_made_of(api):
+    api.post()
+    worker, unit = api.reach("extract")
+    worker.commit(unit)
+    second = worker.take()
+    assert {k: len(v) for k, v in second.inputs.items()} == {"generate": 1}
+    assert set(second.results) == {"prepare", "canary", "generate"}
+    worker.commit(second)
+    _, train = api.reach("train")
+    assert {k: len(v) for k, v in train.inputs.items()} == {"extract": 2, "vocab": 1}
+    assert second.sources["verifier"] == "v" * 64
+
+
+def test_without_regeneration_extract_reads_prepare(api, document):
+    api.post(document(data={"unit_samples": 2, "regenerate": {"enabled": False}}))
+    _, unit = api.reach("extract")
+    assert {k: len(v) for k, v in unit.inputs.items()} == {"prepare": 1}
+
+
+def test_progress_pace_and_estimates_come_from_heartbeats(api):
+    job = api.post()
+    worker, unit = api.reach("generate")
+    api.clock.pass_(10)
+    worker.beat(unit, progress={"done": 1, "total": 2, "unit": "samples", "rate_per_s": 0.1, "note": "decoding"})
+    stage = api.stage(job["id"], "generate")
+    assert stage["progress_percentage"] == 25.0
+    assert (stage["note"], stage["rate"], stage["rate_unit"]) == ("decoding", 0.1, "samples")
+    assert stage["estimated_remaining_seconds"] == 30.0
+    assert stage["shards"] == {"done": 0, "total": 2}
+    assert stage["workers"] == ["w1"]
+
+
+def test_a_job_says_why_it_waits(api, document):
+    first, second = api.post(), api.post(document("hen"))
+    assert "no worker serves queue 'prep'" in api.job(first["id"])["why_queued"]
+    api.worker().take()
+    assert api.job(first["id"])["why_queued"] is None
+    assert api.job(second["id"])["why_queued"] == "1 older job first"
+
+
+def test_logs_and_metrics_can_be_followed(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    lines = [{"at": 1.0, "text": f"line {i}"} for i in range(5)]
+    metrics = [{"name": "loss", "value": 3.0 - i, "step": i} for i in range(3)]
+    worker.beat(unit, logs=lines, metrics=[*metrics, {"name": "lr", "value": 1e-4, "step": 0}])
+    place = f"/jobs/{job['id']}"
+    tail = api.http.get(f"{place}/logs?tail=2&stage=train").json()
+    assert [e["text"] for e in tail["data"]] == ["line 3", "line 4"]
+    page = api.http.get(f"{place}/logs?limit=2").json()
+    assert (page["has_more"], page["last_seq"]) == (True, 2)
+    assert [e["text"] for e in api.http.get(f"{place}/logs?after=4").json()["data"]] == ["line 4"]
+    curve = api.http.get(f"{place}/metrics?name=loss&since_step=0").json()["data"]
+    assert [(p["step"], p["value"]) for p in curve] == [(1, 2.0), (2, 1.0)]
+
+
+def test_a_resumed_attempt_measures_a_step_again_and_the_new_value_counts(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    worker.beat(unit, metrics=[{"name": "loss", "value": 3.0, "step": 1}, {"name": "loss", "value": 2.5, "step": 1}])
+    worker.beat(unit, metrics=[{"name": "loss", "value": 2.0, "step": 1}])
+    assert [p["value"] for p in api.http.get(f"/jobs/{job['id']}/metrics").json()["data"]] == [2.0]
+
+
+def test_a_loss_that_is_not_a_number_is_kept_as_null(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    body = '{"metrics": [{"name": "loss", "value": NaN, "step": 1}]}'
+    assert worker.tell(unit, "heartbeat", body).status_code == 200
+    assert [p["value"] for p in api.http.get(f"/jobs/{job['id']}/metrics").json()["data"]] == [None]
+
+
+def test_a_flood_of_lines_is_cut_and_said(api):
+    job = api.post()
+    worker, unit = api.reach("prepare")
+    worker.beat(unit, logs=[{"at": 1.0, "text": "x" * 9000}] * 1500)
+    rows = api.http.get(f"/jobs/{job['id']}/logs?limit=10000").json()["data"]
+    assert len(rows) == 1001
+    assert rows[0]["text"].startswith("500 lines left out")
+    assert max(len(r["text"]) for r in rows) == 4096
+
+
+def test_artifacts_are_listed_and_read_by_manifest_only(api):
+    job = api.post()
+    place = f"/jobs/{job['id']}/artifacts"
+    assert api.http.get(place).json()["data"] == []
+    api.worker().run()
+    listed = {a["name"]: a for a in api.http.get(place).json()["data"]}
+    assert set(listed) == {"out.bin", "sglang/config.json"}
+    got = api.http.get(listed["sglang/config.json"]["href"])
+    assert (got.content, got.headers["x-content-blake3"]) == (b"{}", listed["sglang/config.json"]["blake3"])
+    for odd in ("../data/aerie.db", "%2e%2e/%2e%2e/data/aerie.db", "sglang", "nope"):
+        answer = api.http.get(f"{place}/{odd}")
+        assert answer.status_code == 404
+        assert answer.json()["code"] in ("artifact.missing", "request.not_found")
+
+
+def test_a_damaged_artifact_is_never_served_whole(api):
+    job = api.post()
+    api.worker().run()
+    entry, _ = api.house.artifacts.open(job["id"], "out.bin")
+    path = api.folder / "objects" / entry.key
+    path.write_bytes(b"!" * entry.size)
+    _, pieces = api.house.artifacts.open(job["id"], "out.bin")
+    with pytest.raises(ObjectDamaged, match="hashes to"):
+        next(pieces)
+    path.write_bytes(b"short")
+    assert api.http.get(f"/jobs/{job['id']}/artifacts/out.bin").json()["code"] == "object.damaged"
+
+
+def test_the_tag_of_a_job_changes_with_it_and_only_then(api):
+    job = api.post()
+    worker, unit = api.reach("prepare")
+    first = api.http.get(f"/jobs/{job['id']}")
+    tag = first.headers["etag"]
+    api.clock.pass_(1)
+    again = api.http.get(f"/jobs/{job['id']}", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    worker.beat(unit, progress={"done": 1, "total": 2})
+    changed = api.http.get(f"/jobs/{job['id']}", headers={"If-None-Match": tag})
+    assert changed.status_code == 200
+    assert changed.headers["etag"] != tag
+
+
+def test_pages_of_jobs_follow_their_cursor(api, document):
+    ids = [api.post(document(f"fox{i}"))["id"] for i in range(5)]
+    first = api.http.get("/jobs?limit=2").json()
+    assert [j["id"] for j in first["data"]] == [ids[4], ids[3]]
+    assert (first["object"], first["has_more"], first["first_id"], first["last_id"]) == ("list", True, ids[4], ids[3])
+    last = api.http.get(f"/jobs?limit=3&after={first['last_id']}").json()
+    assert [j["id"] for j in last["data"]] == ids[2::-1]
+    assert last["has_more"] is False
+    api.http.post(f"/jobs/{ids[0]}/cancel")
+    assert [j["id"] for j in api.http.get("/jobs?status=cancelled").json()["data"]] == [ids[0]]
+    assert api.http.get("/jobs?after=job_none").json()["code"] == "job.missing"
+
+
+def test_events_stream_until_the_job_ends_and_go_on_where_the_reader_stopped(api):
+    job = api.post()
+    lines: list[str] = []
+    reading = threading.Event()
+
+    def read() -> None:
+        with api.http.stream("GET", f"/jobs/{job['id']}/events", headers={"Accept": "text/event-stream"}) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            reading.set()
+            lines.extend(stream.iter_lines())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    api.worker().run()
+    reader.join(timeout=30)
+    assert not reader.is_alive()
+    numbers = [int(line[4:]) for line in lines if line.startswith("id: ")]
+    assert numbers == list(range(1, len(api.events(job["id"])) + 1))
+    assert "event: job.succeeded" in lines
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(numbers[-2])}
+    rest = api.http.get(f"/jobs/{job['id']}/events", headers=headers).text
+    assert [line for line in rest.splitlines() if line.startswith("id: ")] == [f"id: {numbers[-1]}"]
+    headers["Last-Event-ID"] = str(numbers[-1])
+    assert api.http.get(f"/jobs/{job['id']}/events", headers=headers).status_code == 204
+
+
+def test_a_waiting_worker_is_woken_by_a_new_job(api):
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(api.worker().claim(wait_s=60)))
+    waiting.start()
+    api.post()
+    waiting.join(timeout=30)
+    assert [unit.stage for unit in found] == ["prepare"]
+
+
+def test_what_preflight_refuses_is_refused_before_anything_is_stored(make_api, document):
+    def refuse(spec, roots):
+        raise InvalidRequest("no such folder", pointer="/verifier/model")
+
+    api = make_api(preflight=refuse)
+    answer = api.http.post("/jobs", json=document())
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/verifier/model")
+    assert api.http.get("/jobs").json()["data"] == []
+
+
+def test_a_name_is_free_again_after_a_failure_but_not_after_success(api, document):
+    first = api.post()
+    taken = api.http.post("/jobs", json=document())
+    assert (taken.status_code, taken.json()["code"]) == (409, "drafter.name_in_use")
+    api.http.post(f"/jobs/{first['id']}/cancel")
+    second = api.post()
+    api.worker().run()
+    assert api.job(second["id"])["status"] == "succeeded"
+    taken = api.http.post("/jobs", json=document())
+    assert (taken.status_code, taken.json()["code"]) == (409, "drafter.name_in_use")
+    retried = api.http.post(f"/jobs/{first['id']}/retry")
+    assert retried.json()["code"] == "drafter.name_in_use"
+
+
+def test_the_same_key_and_body_make_one_job(api, document):
+    first = api.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"})
+    again = api.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"})
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (again.status_code, again.json(), again.headers["location"]) == (
+        202,
+        first.json(),
+        first.headers["location"],
+    )
+    other = api.http.post("/jobs", json=document("hen"), headers={"Idempotency-Key": "k1"})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency.mismatch")
+    assert len(api.http.get("/jobs").json()["data"]) == 1
+
+
+def test_a_key_is_forgotten_after_a_day_and_after_a_refusal(api, document):
+    key = {"Idempotency-Key": "k1"}
+    assert api.http.post("/jobs", json={**document(), "lr": 1}, headers=key).status_code == 422
+    assert api.http.post("/jobs", json=document(), headers=key).status_code == 202
+    api.clock.pass_(24 * 3600 + 1)
+    assert api.http.post("/jobs", json=document("hen"), headers=key).status_code == 202
+
+
+def test_a_key_whose_first_request_is_at_work_answers_409(make_api, document):
+    entered, leave = threading.Event(), threading.Event()
+    plain = make_api().parts.preflight
+
+    def slow(spec, roots):
+        entered.set()
+        assert leave.wait(30)
+        return plain(spec, roots)
+
+    api = make_api("b", preflight=slow)
+    first = threading.Thread(target=lambda: api.post(Idempotency_Key="k1"))
+    first.start()
+    assert entered.wait(30)
+    second = api.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"})
+    leave.set()
+    first.join()
+    assert (second.status_code, second.json()["code"]) == (409, "idempotency.in_flight")
+
+
+def test_results_that_say_too_little_fail_the_job_by_name(make_api):
+    def forgetful(stage, spec, results):
+        return {} if stage == "prepare" else results[0]
+
+    api = make_api(reduce=forgetful)
+    job = api.post()
+    api.worker().run()
+    failed = api.job(job["id"])
+    assert (failed["status"], failed["reason"]["code"]) == ("failed", "stage.result")
+    assert "samples" in failed["reason"]["detail"]

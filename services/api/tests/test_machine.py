@@ -1,0 +1,343 @@
+"""Random workers, deaths, restarts, cancels and retries: whatever the order, the rules of the house hold.
+
+Workers here may say anything at any time with any token they ever held. After every step the database must be in a
+state that leads on: no job without a unit that will move it, no terminal job that moved by itself, no stage planned
+twice, no result replaced, no fence used twice. At the end honest workers finish what is left, and every job must end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from sqlalchemy import delete, inspect, select
+
+from aerie_api.house import House, Parts
+from aerie_api.jobs.service import NameInUse
+from aerie_api.leases.claims import LeaseLost
+from aerie_api.settings import Settings
+from aerie_api.tables import Base, CommitRow, Drafter, Job, StageRow, Unit
+from eagle3_core.jobs.graph import Slice, unit_key
+from eagle3_core.jobs.states import IllegalMove
+from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Heartbeat, Output
+from eagle3_core.objects.manifest import UnitWriter
+from eagle3_core.objects.protocol import ObjectMissing, Stat
+
+QUEUES = ["prep", "extract", "train", "evaluate"]
+TERMINAL = {"succeeded", "failed", "cancelled"}
+LIVING = {"queued", "running", "cancelling"}
+WORKERS = st.sampled_from(["w1", "w2", "w3"])
+PICK = st.integers(0, 1 << 16)
+
+
+class MemoryStore:
+    """Objects in a dict."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self.held[key] = data
+
+    def put_file(self, key: str, path: Any) -> None:
+        self.held[key] = path.read_bytes()
+
+    def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.stat(key)
+        return self.held[key][start : None if length is None else start + length]
+
+    def fetch(self, key: str, folder: Any) -> Any:
+        raise NotImplementedError
+
+    def stat(self, key: str) -> Stat:
+        if key not in self.held:
+            raise ObjectMissing(key)
+        return Stat(key, len(self.held[key]), 0.0)
+
+    def list(self, prefix: str) -> Iterator[Stat]:
+        return (self.stat(key) for key in sorted(self.held) if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        self.held.pop(key, None)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+@dataclass
+class Tools:
+    """What the machine borrows from the fixtures."""
+
+    house: House
+    clock: Any
+    results: dict[str, dict[str, Any]]
+    document: Any
+
+
+class Machine(RuleBasedStateMachine):
+    """One API, three workers, a few jobs."""
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__()
+        self.tools = tools
+        self.claims, self.jobs = tools.house.claims, tools.house.jobs
+        self.attempts: list[Assignment] = []
+        self.incarnations = {"w1": 1, "w2": 1, "w3": 1}
+        self.fences: dict[str, int] = {}
+        self.commits: dict[str, Any] = {}
+        self.planned: dict[tuple[str, str], tuple[float, frozenset[str]]] = {}
+        self.status: dict[str, str] = {}
+        self.retried: set[str] = set()
+
+    @initialize()
+    def empty(self) -> None:
+        with self.tools.house.db.write() as session:
+            for table in reversed(Base.metadata.sorted_tables):
+                session.execute(delete(table))
+        self.tools.house.store.held.clear()  # type: ignore[attr-defined]
+        self.post("fox", 1)
+
+    # -- what people do
+
+    @rule(name=st.sampled_from(["fox", "hen", "owl"]), epochs=st.integers(1, 2))
+    def post(self, name: str, epochs: int) -> None:
+        document = self.tools.document(name, training={"epochs": epochs})
+        taken = any(j.name == name and j.status not in ("failed", "cancelled") for j in self.rows(Job))
+        try:
+            self.jobs.create(document, b"", None)
+        except NameInUse:
+            assert taken
+        else:
+            assert not taken
+
+    @rule(pick=PICK)
+    def cancel(self, pick: int) -> None:
+        if (job := self.some(Job, pick, LIVING)) is not None:
+            self.jobs.cancel(job.id)
+
+    @rule(pick=PICK)
+    def cancel_in_vain(self, pick: int) -> None:
+        if (job := self.some(Job, pick, TERMINAL)) is not None:
+            with pytest.raises(IllegalMove):
+                self.jobs.cancel(job.id)
+
+    @rule(pick=PICK)
+    def retry(self, pick: int) -> None:
+        if (job := self.some(Job, pick, {"failed", "cancelled"})) is not None:
+            try:
+                self.jobs.retry(job.id)
+            except NameInUse:
+                return
+            self.retried.add(job.id)
+
+    # -- what workers do
+
+    @rule(worker=WORKERS, queues=st.sets(st.sampled_from(QUEUES), min_size=1))
+    def claim(self, worker: str, queues: set[str]) -> None:
+        self.take(worker, sorted(queues))
+
+    @rule(worker=WORKERS)
+    def claim_anything(self, worker: str) -> None:
+        self.take(worker, QUEUES)
+
+    @rule(worker=WORKERS, units=st.integers(1, 12), also=st.booleans())
+    def work(self, worker: str, units: int, also: bool) -> None:
+        """An honest worker does some units, so that the other rules meet jobs at every stage."""
+        while units and (unit := self.take(worker, QUEUES)) is not None:
+            self.claims.commit(unit.unit_run_id, unit.token, self.made(unit, also, "a"))
+            units -= 1
+
+    @rule(worker=WORKERS)
+    def start_worker_again(self, worker: str) -> None:
+        self.incarnations[worker] += 1
+
+    @rule(pick=PICK)
+    def heartbeat(self, pick: int) -> None:
+        self.say(pick, lambda a: self.claims.heartbeat(a.unit_run_id, a.token, Heartbeat()))
+
+    @rule(pick=PICK, also=st.booleans(), content=st.sampled_from(["a", "b"]))
+    def commit(self, pick: int, also: bool, content: str) -> None:
+        self.say(pick, lambda a: self.claims.commit(a.unit_run_id, a.token, self.made(a, also, content)), again=True)
+
+    @rule(
+        pick=PICK, cause=st.sampled_from(["failed", "worker_lost", "preempted", "cancelled"]), retryable=st.booleans()
+    )
+    def fail(self, pick: int, cause: Any, retryable: bool) -> None:
+        failure = Failure(cause=cause, problem={"code": "x", "detail": "y"}, retryable=retryable)
+        self.say(pick, lambda a: self.claims.fail(a.unit_run_id, a.token, failure))
+
+    # -- what happens
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.tools.clock.pass_(seconds)
+
+    @rule()
+    def reap(self) -> None:
+        self.claims.reap()
+
+    @rule()
+    def start_api_again(self) -> None:
+        self.claims.extend_all()
+
+    # -- how it is done
+
+    def rows(self, table: type[Any]) -> list[Any]:
+        """All rows, as plain tuples with the columns' names."""
+        with self.tools.house.db.engine.connect() as connection:
+            columns = [getattr(table, c.key).label(c.key) for c in inspect(table).column_attrs]
+            return list(connection.execute(select(*columns)))
+
+    def some(self, table: type[Any], pick: int, states: set[str]) -> Any:
+        rows = [row for row in self.rows(table) if row.status in states]
+        return rows[pick % len(rows)] if rows else None
+
+    def take(self, worker: str, queues: list[str]) -> Assignment | None:
+        who = ClaimRequest(worker_id=worker, incarnation=str(self.incarnations[worker]), queues=queues)
+        assignment = self.claims.claim(who)
+        if assignment is not None:
+            assert assignment.fence > self.fences.get(assignment.unit_run_id, 0), "a fence was used twice"
+            self.fences[assignment.unit_run_id] = assignment.fence
+            self.attempts.append(assignment)
+        return assignment
+
+    def say(self, pick: int, what: Any, again: bool = False) -> None:
+        """Let a worker speak for any attempt it ever held; it must count exactly if it holds the unit."""
+        if not self.attempts:
+            return
+        attempt = self.attempts[-1 - pick % min(len(self.attempts), 6)]
+        before = {u.id: u for u in self.rows(Unit)}
+        unit = before[attempt.unit_run_id]
+        holds = unit.state == "running" and unit.fence == attempt.fence
+        try:
+            what(attempt)
+        except LeaseLost:
+            assert not holds, "the holder was turned away"
+        else:
+            assert holds or (again and unit.state == "succeeded" and unit.fence == attempt.fence)
+        if not holds:
+            assert {u.id: (u.state, u.fence, u.manifest) for u in self.rows(Unit)} == {
+                u.id: (u.state, u.fence, u.manifest) for u in before.values()
+            }, "one who holds nothing changed something"
+
+    def made(self, unit: Assignment, also: bool, content: str) -> Commit:
+        def output(stage: Any, key: str) -> Output:
+            place = (unit.unit.index, unit.unit.start, unit.unit.stop)
+            writer = UnitWriter(
+                self.tools.house.store, tenant=unit.tenant, job_id=unit.job_id, stage=stage, unit=place, unit_key=key,
+                fence=unit.fence,
+            )  # fmt: skip
+            writer.add_bytes("out.bin", f"{stage} {place} {unit.spec.training.epochs} {content}".encode())
+            result = self.tools.results.get(stage, {"value": 1})
+            return Output(stage=stage, key=key, manifest=writer.commit(result), result=result)
+
+        commit = Commit(output=output(unit.stage, unit.key), seconds=1.0)
+        if also and unit.stage == "generate":
+            piece = Slice(unit.unit.index, unit.unit.start, unit.unit.stop)
+            inputs = {"generate": [commit.output.manifest.content]}
+            commit.also.append(
+                output("extract", unit_key("extract", unit.spec, piece, inputs, unit.sources, unit.tenant))
+            )
+        return commit
+
+    # -- what must always hold
+
+    @invariant()
+    def the_house_is_in_order(self) -> None:
+        jobs, units, stages = self.rows(Job), self.rows(Unit), self.rows(StageRow)
+        self.every_job_is_moved_by_a_unit_or_ended(jobs, units)
+        self.terminal_jobs_move_only_when_asked(jobs)
+        self.stages_are_planned_once(stages, units)
+        self.stages_are_done_in_order(stages)
+        self.leases_belong_to_running_units_only(units)
+        commits = {row.key: row.manifest for row in self.rows(CommitRow)}
+        assert {key: commits.get(key) for key in self.commits} == self.commits, "a result was replaced"
+        self.commits = commits
+
+    def every_job_is_moved_by_a_unit_or_ended(self, jobs: list[Any], units: list[Any]) -> None:
+        for job in jobs:
+            mine = {u.state for u in units if u.job_id == job.id}
+            if job.status in ("queued", "running"):
+                assert mine & {"queued", "running"}, f"{job.status} job is lost"
+            elif job.status == "cancelling":
+                assert "running" in mine
+                assert "queued" not in mine
+            else:
+                assert "queued" not in mine, f"{job.status} job still gives out work"
+                assert (job.status == "failed") == (job.reason is not None)
+                assert job.finished_at is not None
+
+    def terminal_jobs_move_only_when_asked(self, jobs: list[Any]) -> None:
+        for job in jobs:
+            old = self.status.get(job.id)
+            assert old not in TERMINAL or job.status == old or job.id in self.retried
+            self.status[job.id] = job.status
+        self.retried.clear()
+
+    def stages_are_planned_once(self, stages: list[Any], units: list[Any]) -> None:
+        for stage in stages:
+            mine = frozenset(u.id for u in units if (u.job_id, u.stage) == (stage.job_id, stage.name))
+            place = (stage.job_id, stage.name)
+            assert self.planned.setdefault(place, (stage.planned_at, mine)) == (stage.planned_at, mine)
+            if stage.planned_at is None:
+                assert not mine
+                del self.planned[place]
+
+    def stages_are_done_in_order(self, stages: list[Any]) -> None:
+        jobs: dict[str, list[str]] = {}
+        for stage in sorted(stages, key=lambda s: s.position):
+            jobs.setdefault(stage.job_id, []).append(stage.state)
+        for states in jobs.values():
+            done = states.count("succeeded")
+            assert states[:done] == ["succeeded"] * done
+            assert all(s == "pending" for s in states[done + 1 :])
+
+    def leases_belong_to_running_units_only(self, units: list[Any]) -> None:
+        for unit in units:
+            held = (unit.worker_id is not None, unit.lease_expires_at is not None)
+            assert held == ((True, True) if unit.state == "running" else (False, False))
+            assert (unit.state == "succeeded") == (unit.manifest is not None)
+
+    def teardown(self) -> None:
+        """Honest workers finish what is left, and every job ends."""
+        for _ in range(400):
+            self.tools.clock.pass_(61)
+            self.claims.reap()
+            while (unit := self.take("w1", QUEUES)) is not None:
+                self.claims.commit(unit.unit_run_id, unit.token, self.made(unit, False, "a"))
+            if all(j.status in TERMINAL for j in self.rows(Job)):
+                break
+        jobs = self.rows(Job)
+        assert {j.status for j in jobs} <= TERMINAL
+        assert {d.job_id for d in self.rows(Drafter)} == {j.id for j in jobs if j.status == "succeeded"}
+
+
+@pytest.mark.timeout(300)
+def test_no_order_of_events_loses_a_job_or_lets_a_stale_worker_write(make_api, document, tmp_path):
+    from_fixture = make_api("fixture")
+    clock, parts = from_fixture.clock, from_fixture.parts
+    house = House(
+        Settings(run_dir=tmp_path / "run", data_dir=tmp_path / "data", max_losses=3),
+        Parts(preflight=parts.preflight, reduce=parts.reduce, clock=clock, store=MemoryStore(), reaper=False),
+    )
+    results = {"prepare": {"samples": 4, "eval_prompts": 4}, "package": from_fixture.results["package"]}
+    tools = Tools(house, clock, results, document)
+    try:
+        run_state_machine_as_test(
+            lambda: Machine(tools),
+            settings=settings(
+                max_examples=30,
+                stateful_step_count=40,
+                deadline=None,
+                print_blob=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        house.close()

@@ -1,0 +1,245 @@
+"""`aerie demo`: the main job on this machine, from nothing to a measured drafter.
+
+It does what a user would do by hand: a verifier and prompts (`examples/smollm2`), `aerie up`, a job posted over HTTP,
+its progress, its files. Everything that it measured lands in `report.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from aerie_cli.client import DEFAULT_DIR, Api
+from aerie_cli.download import download_drafter
+from aerie_cli.exits import NotReachable, status_of_job
+from aerie_cli.house import read_server, tail
+from aerie_cli.jobfile import Changes, apply, parse
+from aerie_cli.output import Json, aside, command, document, people
+from aerie_cli.report import duration, from_earlier_jobs, job_view
+from aerie_cli.up import default_workers
+from aerie_cli.watch import follow
+from eagle3_core.errors import AerieError
+from eagle3_core.tether import tethered
+
+EXAMPLE = Path("examples/smollm2")
+PER_TASK = {"train": 400, "test": 12}
+"""Prompts of each of the five tasks: what the job draws from, and what it is measured on."""
+SEED = 0
+STARTING_S = 120.0
+NAMES = 1000
+
+Folder = Annotated[Path, typer.Option("--dir", help="Folder of the embedded house and of the demo's results.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Train for so many epochs instead.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, max=64, help="Workers, where the demo starts the house.")
+]
+
+
+class NoCheckout(AerieError):
+    """The demo needs the project's checkout."""
+
+    code, status = "demo.checkout", 500
+
+
+class ExampleFailed(AerieError):
+    """A script of the example failed."""
+
+    code, status = "demo.example", 500
+
+
+@command
+def demo(
+    folder: Folder = DEFAULT_DIR,
+    epochs: Epochs = None,
+    changes: Changes = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> int:
+    """Train and measure a drafter for a small real model. Exit status 0 only if its verdict is pass (3 if it is fail)."""
+    started = time.monotonic()
+    example, home = checkout() / EXAMPLE, folder.absolute() / "demo"
+    home.mkdir(parents=True, exist_ok=True)
+    job = make_job(example, home, [*([f"training.epochs={epochs}"] if epochs else []), *(changes or ())])
+    with house(folder.absolute(), workers or default_workers()) as url, Api(url) as api:
+        posted = post(api, job)
+        _say(f"posted {posted['id']} as {posted['name']}")
+        finished = follow(api, posted["id"])
+        _tell_reuse(finished)
+        drafter = fetch(api, finished, home / "drafter") if finished["status"] == "succeeded" else None
+    report = make_report(finished, drafter, time.monotonic() - started)
+    place = home / "report.json"
+    temporary = place.with_suffix(".new")
+    temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    temporary.replace(place)
+    if as_json:
+        document(report)
+    else:
+        people().print(job_view(finished))
+        people().print(f"report {escape(str(place))}, {duration(report['seconds'])} in all", soft_wrap=True)
+    return status_of_job(finished)
+
+
+def checkout() -> Path:
+    """The root of the project's checkout, seen from this file. Raises NoCheckout."""
+    for root in Path(__file__).resolve().parents:
+        if (root / EXAMPLE / "job.json").is_file():
+            return root
+    raise NoCheckout(
+        f"{EXAMPLE}/job.json is not above {Path(__file__).resolve().parent}",
+        remedy="clone the project and run `make demo` there; elsewhere, post your own job with `aerie submit`",
+    )
+
+
+def make_job(example: Path, home: Path, changes: list[str]) -> dict[str, Any]:
+    """The example's job over a converted verifier and freshly drawn prompts, with `changes`."""
+    _say("getting the verifier ready (converted once, then cached)")
+    places = {"VERIFIER": _run_script(example / "verifier.py").splitlines()[-1].strip()}
+    for split, count in PER_TASK.items():
+        out = home / f"{split}.jsonl"
+        _run_script(
+            example / "prompts.py", "--split", split, "--per-task", str(count), "--seed", str(SEED), "--out", str(out)
+        )
+        places[split.upper()] = str(out)
+    job = parse((example / "job.json").read_text(), str(example / "job.json"))
+    return apply(fill(job, places), changes)
+
+
+def fill(value: Any, places: Mapping[str, str]) -> Any:
+    """`value` with `${NAME}` in every string replaced by its place."""
+    if isinstance(value, dict):
+        return {key: fill(part, places) for key, part in value.items()}
+    if isinstance(value, list):
+        return [fill(part, places) for part in value]
+    if isinstance(value, str):
+        for name, place in places.items():
+            value = value.replace(f"${{{name}}}", place)
+    return value
+
+
+def _run_script(script: Path, *arguments: str) -> str:
+    """What `script` prints. Its stderr is shown as it comes. Raises ExampleFailed."""
+    done = subprocess.run(  # noqa: S603 - the checkout's own script
+        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ExampleFailed(
+            f"{script.name} ended with exit status {done.returncode}", remedy="its own words stand above"
+        )
+    return done.stdout
+
+
+@contextmanager
+def house(folder: Path, workers: int) -> Generator[str]:
+    """The URL of the house in `folder`; starts one if none runs, and then stops it at the end."""
+    if (server := read_server(folder / "run" / "server.json")) is not None and _answers(server["url"]):
+        _say(f"using the house at {server['url']}")
+        yield server["url"]
+        return
+    log = folder / "logs" / "up.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        up = subprocess.Popen(  # noqa: S603 - our own command
+            tethered([sys.executable, "-m", "aerie_cli", "up", "--dir", str(folder), "--workers", str(workers)]),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
+        )  # fmt: skip
+    try:
+        yield _wait_for_house(folder, up, log)
+    finally:
+        up.terminate()
+        up.wait()
+
+
+def _wait_for_house(folder: Path, up: subprocess.Popen[bytes], log: Path) -> str:
+    until = time.monotonic() + STARTING_S
+    while time.monotonic() < until:
+        if up.poll() is not None:
+            raise NotReachable(f"`aerie up` ended with exit status {up.returncode}:\n{tail(log)}", remedy=f"see {log}")
+        server = read_server(folder / "run" / "server.json")
+        if server is not None and _answers(server["url"]):
+            return str(server["url"])
+        time.sleep(0.1)
+    raise NotReachable(f"the API did not answer within {STARTING_S:.0f} s", remedy=f"see {log.parent}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with Api(url) as api:
+            return api.call("GET", "/readyz").is_success
+    except AerieError:
+        return False
+
+
+def post(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+    """Post `job`; if its name is in use, as NAME-2, NAME-3 and so on."""
+    name = job["name"]
+    for number in range(2, NAMES):
+        try:
+            return api.post("/jobs", job)
+        except AerieError as error:
+            if error.code != "drafter.name_in_use":
+                raise
+            job["name"] = f"{name}-{number}"
+    raise NoCheckout(f"{NAMES} drafters are called {name}", remedy="choose another folder with --dir")
+
+
+def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Download the drafter of `job`; where it lies and its digest."""
+    console = aside()
+    with console.status("downloading the drafter") as status:
+        download_drafter(
+            api,
+            job["id"],
+            folder,
+            lambda have, total: status.update(f"downloading the drafter: {100 * have // max(1, total)} %"),
+        )
+    return {
+        "sglang_dir": str(folder / "sglang"),
+        "speculators_dir": str(folder / "speculators"),
+        "digest": job["drafter"]["digest"],
+    }
+
+
+def make_report(job: dict[str, Any], drafter: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
+    """What the demo found, as it is written to report.json. The same figures come from GET /jobs/{id}."""
+    figures = (
+        "verdict", "acceptance_length", "acceptance_by_position", "lossless", "seen_ngram_share", "prompts", "looping_share"
+    )  # fmt: skip
+    return {
+        "job_id": job["id"],
+        "name": job["name"],
+        "status": job["status"],
+        **{name: job.get(name) for name in figures},
+        "stages": [_stage_row(stage, job["id"]) for stage in job["stages"]],
+        "drafter": drafter,
+        "reason": job.get("reason"),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _stage_row(stage: dict[str, Any], job_id: str) -> dict[str, Any]:
+    return {
+        "name": stage["name"],
+        "seconds": stage.get("seconds") or 0.0,
+        "reused": bool(stage.get("reused")),
+        "reused_units": stage.get("reused_units") or 0,
+        "from_earlier_jobs": from_earlier_jobs(stage, job_id),
+    }
+
+
+def _tell_reuse(job: dict[str, Any]) -> None:
+    reused = [s["name"] for s in job["stages"] if s.get("reused") and from_earlier_jobs(s, job["id"])]
+    if reused:
+        _say(f"reused from earlier jobs, not run again: {', '.join(reused)}")
+
+
+def _say(text: str) -> None:
+    aside().print(escape(text), soft_wrap=True)

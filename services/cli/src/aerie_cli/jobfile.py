@@ -1,0 +1,101 @@
+"""A job document from a file, with changes from the command line.
+
+`--set training.epochs=5` names a field by its path; numbers in a path are places in a list. The value is read as YAML,
+so `null`, `true`, `0.1`, `[1, 2, 3]` and words mean what they look like.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from eagle3_core.errors import InvalidRequest
+
+JobFile = Annotated[str, typer.Argument(metavar="FILE", help="Job document, JSON or YAML; - reads stdin.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field, for instance training.epochs=5."),
+]
+
+
+def read_job(place: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The document at `place` (`-` = stdin) with `changes` applied. Raises InvalidRequest."""
+    try:
+        text = sys.stdin.read() if place == "-" else Path(place).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidRequest(f"{place} cannot be read: {reason}", remedy="name a job document, JSON or YAML") from None
+    return apply(parse(text, place), changes)
+
+
+def parse(text: str, place: str) -> dict[str, Any]:
+    """`text` as a document. JSON is tried first: it is exact, and YAML reads 1e-4 as a word. Raises InvalidRequest."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        try:
+            document = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f", line {mark.line + 1}" if mark else ""
+            raise InvalidRequest(
+                f"{place}{where} is neither JSON nor YAML: {getattr(error, 'problem', error)}",
+                remedy="correct the document",
+            ) from None
+    if not isinstance(document, dict):
+        raise InvalidRequest(
+            f"{place} holds no job: it is not an object", remedy="docs/job.md lists the fields of a job"
+        )
+    return document
+
+
+def apply(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """`document` with each `a.b.c=value` of `changes` set. Raises InvalidRequest that names the change."""
+    for change in changes:
+        path, equals, value = change.partition("=")
+        steps = path.split(".")
+        if not equals or not all(steps):
+            raise InvalidRequest(f"--set {change}: not FIELD=VALUE", remedy="for instance --set training.epochs=5")
+        try:
+            parsed = yaml.load(value, _Loader)  # noqa: S506 - a safe loader
+        except yaml.YAMLError:
+            parsed = value
+        _set(document, steps, parsed, change)
+    return document
+
+
+def _set(document: dict[str, Any], steps: Sequence[str], value: Any, change: str) -> None:
+    place: Any = document
+    for i, step in enumerate(steps):
+        last = i == len(steps) - 1
+        if isinstance(place, list) and step.isdigit() and int(step) < len(place):
+            key: Any = int(step)
+        elif isinstance(place, dict):
+            key = step
+            if not last and place.get(step) is None:
+                place[step] = {}
+        else:
+            where = ".".join(steps[:i]) or "the job"
+            raise InvalidRequest(
+                f"--set {change}: {where} has no {step}", remedy="docs/job.md lists the fields of a job"
+            )
+        if last:
+            place[key] = value
+        place = place[key]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-4 is a number, as in JSON."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    __import__("re").compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)

@@ -1,0 +1,46 @@
+"""The `aerie` command: one module for each thing it does, put together here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from aerie_cli.cancel import cancel
+from aerie_cli.demo import demo
+from aerie_cli.inspect import inspect
+from aerie_cli.logs import logs
+from aerie_cli.plan import plan
+from aerie_cli.retry import retry
+from aerie_cli.stage import stage
+from aerie_cli.status import status
+from aerie_cli.submit import submit
+from aerie_cli.up import up
+from aerie_cli.watch import watch
+
+app = typer.Typer(
+    name="aerie", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+    help="EAGLE-3 draft models as a service: post a job, get a measured drafter.\n\n"
+    "Exit status: 0 fine, 1 failed, 2 invalid request, 3 the drafter is below its gate, 4 no API answers, 130 interrupted.",
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("aerie_cli"))
+        raise typer.Exit
+
+
+@app.callback()
+def aerie(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """EAGLE-3 draft models as a service: post a job, get a measured drafter."""
+
+
+for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, retry):
+    app.command(function.__name__)(function)
+app.add_typer(inspect, name="inspect")

@@ -1,0 +1,137 @@
+"""Jobs and their figures as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+COLOURS = {
+    "succeeded": "green", "running": "cyan", "queued": "yellow", "pending": "dim", "failed": "red", "cancelled": "magenta",
+    "cancelling": "magenta", "pass": "green", "fail": "red",
+}  # fmt: skip
+
+
+def duration(seconds: float | None) -> str:
+    """`seconds` as 4.2 s, 3:05 or 2:03:04; nothing for None."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def coloured(word: str) -> str:
+    """A status in its colour."""
+    return f"[{COLOURS.get(word, 'white')}]{escape(word)}[/]"
+
+
+def from_earlier_jobs(stage: dict[str, Any], job_id: str) -> bool:
+    """Whether units of a stage came from other jobs, and not from an earlier stage of this one that made them on its way."""
+    return bool(stage.get("reused_units")) and stage.get("reused_from") != [job_id]
+
+
+def reuse_note(stage: dict[str, Any], job_id: str) -> str:
+    """What of a stage did not have to run."""
+    if not stage.get("reused_units"):
+        return ""
+    whence = "reused" if from_earlier_jobs(stage, job_id) else "kept from generate"
+    total = (stage.get("shards") or {}).get("total", "?")
+    return whence if stage.get("reused") else f"{stage['reused_units']} of {total} units {whence}"
+
+
+def stages_table(job: dict[str, Any]) -> Table:
+    """One row a stage."""
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (
+        ("stage", "left"),
+        ("state", "left"),
+        ("done", "right"),
+        ("units", "right"),
+        ("time", "right"),
+        ("", "left"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for stage in job["stages"]:
+        shards = stage.get("shards") or {}
+        note = reuse_note(stage, job["id"]) or stage.get("note") or ""
+        if reason := stage.get("reason"):
+            note = f"{reason.get('code')}: {reason.get('detail')}"
+        table.add_row(
+            stage["name"], coloured(stage["state"]), f"{stage['progress_percentage']:.0f} %",
+            f"{shards['done']}/{shards['total']}" if shards else "", duration(stage.get("seconds")), escape(note),
+        )  # fmt: skip
+    return table
+
+
+def figures_table(job: dict[str, Any]) -> RenderableType:
+    """Acceptance length by task, and what stands beside it."""
+    length = job["acceptance_length"]
+    head = Text("acceptance length: tokens per verify call", style="bold")
+    table = Table(box=None, pad_edge=False)
+    for name in ("task", "mean", "95 % interval", "prompts"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for task, row in length["by_task"].items():
+        table.add_row(escape(task), _number(row["mean"]), _interval(row), str(row["prompts"]))
+    table.add_section()
+    table.add_row(
+        "[bold]all[/]", f"[bold]{_number(length['mean'])}[/]", _interval(length), str(job.get("prompts") or "")
+    )
+    positions = ", ".join(_number(p) for p in job.get("acceptance_by_position") or [])
+    lines = [
+        f"mean over tasks {_number(length.get('macro'))}; accepted at position 1, 2, ...: {positions}",
+        f"lossless {'on every prompt' if job.get('lossless') else 'NOT on every prompt'}; looping answers "
+        f"{_share(job.get('looping_share'))}; held-out 8-grams seen in training {_share(job.get('seen_ngram_share'))}",
+    ]
+    verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}")
+    return Group(head, table, *map(Text, lines), verdict)
+
+
+def job_view(job: dict[str, Any]) -> RenderableType:
+    """A job: head, stages, figures, why it waits or failed."""
+    parts: list[RenderableType] = [
+        Text.from_markup(f"[bold]{escape(job['name'])}[/]  {job['id']}  {coloured(job['status'])}")
+    ]
+    if job.get("why_queued"):
+        parts.append(Text(f"waits: {job['why_queued']}"))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in job.get("warnings") or []]
+    parts.append(stages_table(job))
+    if reason := job.get("reason"):
+        parts.append(Text(f"{reason.get('code')}: {reason.get('detail')}", style="red"))
+        if reason.get("remedy"):
+            parts.append(Text(f"  remedy: {reason['remedy']}"))
+    if job.get("acceptance_length"):
+        parts.append(figures_table(job))
+    return Group(*parts)
+
+
+def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
+    """One row a job."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "name", "status", "stage", "AL", "verdict"):
+        table.add_column(name)
+    for job in jobs:
+        length = job.get("acceptance_length") or {}
+        table.add_row(
+            job["id"], escape(job["name"]), coloured(job["status"]), job.get("stage") or "", _number(length.get("mean")),
+            coloured(job["verdict"]) if job.get("verdict") else "",
+        )  # fmt: skip
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.1f} %"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"[{_number(row['ci_low'])}, {_number(row['ci_high'])}]".replace("[", r"\[")

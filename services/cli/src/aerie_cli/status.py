@@ -1,0 +1,30 @@
+"""`aerie status`: one job, or all."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
+from aerie_cli.output import Json, command, document, people
+from aerie_cli.report import job_view, jobs_table
+
+OneJob = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Id of a job; all jobs without it.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="Newest jobs to list.")]
+
+
+@command
+def status(
+    job: OneJob = None, limit: Limit = 20, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False
+) -> int:
+    """Show where a job stands, or list the newest jobs."""
+    with Api.found(url, folder) as api:
+        found = api.get(f"/jobs/{job}") if job else api.get("/jobs", limit=limit)
+    if as_json:
+        document(found)
+    elif job:
+        people().print(job_view(found))
+    else:
+        people().print(jobs_table(found["data"]) if found["data"] else "no jobs yet; post one with `aerie submit FILE`")
+    return 0

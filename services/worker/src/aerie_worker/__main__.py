@@ -1,0 +1,86 @@
+"""`python -m aerie_worker`: a worker of the embedded house.
+
+The token comes from a file that the environment names (AERIE_WORKER_TOKEN_FILE), never from the command line, which
+every process of the machine can read. AERIE_STORE and AERIE_FILE_ROOTS are handed to the child as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from aerie_worker.children import Inbox
+from aerie_worker.claim import Control
+from aerie_worker.doorbells.poll import Poll
+from aerie_worker.executors.local import Local
+from aerie_worker.worker import Worker
+from eagle3_core.errors import AerieError
+
+QUEUES = ("prep", "extract", "train", "evaluate")
+
+
+class TokenMissing(AerieError):
+    """The worker token cannot be read."""
+
+    code, status = "worker.token", 401
+
+
+class StoreMissing(AerieError):
+    """The worker was not told where objects lie."""
+
+    code, status = "worker.store", 500
+
+
+def read_token(environment: dict[str, str]) -> str:
+    """The worker token. Raises TokenMissing."""
+    place = environment.get("AERIE_WORKER_TOKEN_FILE", "")
+    try:
+        token = Path(place).read_text().strip() if place else ""
+    except OSError as error:
+        raise TokenMissing(
+            f"{place} cannot be read: {error.strerror}", remedy="start the API first, or name its file"
+        ) from None
+    if not token:
+        raise TokenMissing("no worker token", remedy="let AERIE_WORKER_TOKEN_FILE name the file that the API wrote")
+    return token
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m aerie_worker", description="Claims units and runs them.")
+    parser.add_argument("--url", required=True, help="where the API listens")
+    parser.add_argument("--worker-id", default=socket.gethostname(), help="stable name: a restart frees the old leases")
+    parser.add_argument("--queues", default=",".join(QUEUES), help="queues to serve, separated by commas")
+    parser.add_argument("--no-preload", action="store_true", help="import torch only when a stage needs it")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str], environment: dict[str, str]) -> int:
+    """Run a worker; its exit status."""
+    options = parse(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        if not environment.get("AERIE_STORE"):
+            raise StoreMissing("AERIE_STORE is not set", remedy="set it to the object store's URL, file:///folder")
+        token = read_token(environment)
+        queues = [queue for queue in options.queues.split(",") if queue]
+        control = Control(options.url, token, options.worker_id, secrets.token_hex(8), queues)
+        inbox = Inbox()
+        scratch = Path(environment.get("AERIE_SCRATCH") or tempfile.gettempdir()) / f"aerie-{options.worker_id}"
+        worker = Worker(control, Poll(control), Local(scratch, environment, inbox), inbox)
+        worker.install()
+        return worker.run()
+    except AerieError as error:
+        logging.getLogger("aerie.worker").error("%s", error.text())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], dict(os.environ)))

@@ -1,0 +1,131 @@
+"""What a worker says to the API: claim, heartbeat, commit, failure. The only module that knows routes.
+
+A claim shows the fleet's worker token; everything about a unit shows the token of the attempt that holds it.
+
+The API may be away for a minute or a night; a worker then keeps what it has and tries again, with growing pauses that
+are spread at random so that a fleet does not return in one instant. Each call is safe to repeat: the attempt's token
+fences it, and a commit that was stored already is answered as if it were new.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Heartbeat, HeartbeatAnswer
+
+Answer = TypeVar("Answer")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+TIMEOUT_S = 10.0
+
+
+class Unreachable(AerieError):
+    """The API does not answer, or cannot serve now."""
+
+    code, status, retryable = "api.unreachable", 503, True
+
+
+class LeaseLost(AerieError):
+    """The unit belongs to another attempt; nothing this one did counts."""
+
+    code, status = "lease.lost", 409
+
+
+class Refused(AerieError):
+    """The API refuses what the worker says."""
+
+    code, status = "api.refused", 400
+
+
+def pauses(spread: Callable[[], float] = random.random) -> Iterator[float]:
+    """Seconds to wait before each further try: doubling from 0.25 to 10, each between half and one and a half of that."""
+    pause = FIRST_PAUSE_S
+    while True:
+        yield pause * (0.5 + spread())
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def insist(call: Callable[[], Answer], pause: Callable[[float], bool]) -> Answer:
+    """`call()`, again and again while the API is away. `pause(seconds)` waits and says whether to give up (then Unreachable)."""
+    for seconds in pauses():
+        try:
+            return call()
+        except Unreachable:
+            if pause(seconds):
+                raise
+    raise AssertionError("pauses never end")
+
+
+class Control:
+    """The API's internal routes, for one start of one worker."""
+
+    def __init__(self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str]) -> None:
+        """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free."""
+        self._http = httpx.Client(
+            base_url=f"{url.rstrip('/')}/internal/v1",
+            timeout=httpx.Timeout(TIMEOUT_S, connect=3.0),
+            trust_env=False,
+        )
+        self._token = token
+        self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues)
+
+    def claim(self, wait_s: float) -> Assignment | None:
+        """A unit to run, or None when none came within `wait_s` seconds. Raises Unreachable, Refused."""
+        request = self._who.model_copy(update={"wait_s": wait_s})
+        response = self._post("/claim", request.model_dump(), self._token, timeout_s=wait_s + TIMEOUT_S)
+        return None if response.status_code == 204 else _read(Assignment, response)
+
+    def heartbeat(self, assignment: Assignment, beat: Heartbeat) -> HeartbeatAnswer:
+        """Extend the lease and hand on the news. Raises Unreachable, LeaseLost, Refused."""
+        route = f"/units/{assignment.unit_run_id}/heartbeat"
+        return _read(HeartbeatAnswer, self._post(route, beat.model_dump(mode="json"), assignment.token))
+
+    def commit(self, assignment: Assignment, commit: Commit) -> None:
+        """Make the unit's output count. Raises Unreachable, LeaseLost, Refused."""
+        self._post(f"/units/{assignment.unit_run_id}/commit", commit.model_dump(mode="json"), assignment.token)
+
+    def fail(self, assignment: Assignment, failure: Failure) -> None:
+        """End the attempt without a result. Raises Unreachable, LeaseLost, Refused."""
+        self._post(f"/units/{assignment.unit_run_id}/fail", failure.model_dump(mode="json"), assignment.token)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _post(self, route: str, body: dict[str, Any], token: str, timeout_s: float = TIMEOUT_S) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            response = self._http.post(route, json=body, headers=headers, timeout=timeout_s)
+        except httpx.TransportError as error:
+            raise Unreachable(f"{self._http.base_url} does not answer: {error!r}", remedy="start the API") from error
+        if response.is_success:
+            return response
+        if response.status_code >= 500 or response.status_code == 429:
+            raise Unreachable(f"{route} answers {response.status_code}", remedy="look at the API's log")
+        error = AerieError.from_problem(_problem(response))
+        if error.code == LeaseLost.code:
+            raise LeaseLost(error.detail, remedy=error.remedy)
+        raise Refused(f"{route} answers {response.status_code}: {error.detail}", remedy=error.remedy)
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {"status": response.status_code, "detail": response.text[:200]}
+
+
+def _read(kind: type[Any], response: httpx.Response) -> Any:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise Refused(
+            f"the API's {kind.__name__} does not read: {error.errors()[0]['loc']} {error.errors()[0]['msg']}",
+            remedy="run the API and its workers from one version",
+        ) from None
