@@ -50,7 +50,11 @@ def processes() -> dict[int, tuple[int, str]]:
 class House:
     """A running `aerie up` and a client of its API."""
 
-    PARTS: ClassVar[dict[str, str]] = {"api": "-m aerie_api", "worker": "-m aerie_worker", "child": "-m eagle3_core.stages.child"}
+    PARTS: ClassVar[dict[str, str]] = {
+        "api": "-m aerie_api",
+        "worker": "-m aerie_worker",
+        "child": "-m eagle3_core.stages.child",
+    }
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder

@@ -1,5 +1,8 @@
 """The documentation says what the code does."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from eagle3_core.jobs.docs import render
@@ -11,3 +14,22 @@ def test_the_job_reference_is_the_job_model():
     assert (ROOT / "docs/job.md").read_text() == render(), (
         "run: .venv/bin/python -m eagle3_core.jobs.docs > docs/job.md"
     )
+
+
+def test_the_error_page_is_made_from_the_code():
+    made = subprocess.run(
+        [sys.executable, ROOT / "docs/make_errors.py"], check=True, capture_output=True, text=True
+    ).stdout
+
+    assert (ROOT / "docs/errors.md").read_text() == made, "run: .venv/bin/python docs/make_errors.py > docs/errors.md"
+
+
+def test_every_file_that_the_tour_and_the_readme_name_exists():
+    core = ROOT / "libs/eagle3_core/src/eagle3_core"
+    for page in ("README.md", "CONTRIBUTING.md", "docs/tour.md"):
+        text = (ROOT / page).read_text()
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
+    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", (ROOT / "docs/tour.md").read_text()):
+        places = [core / name, ROOT / name, *ROOT.glob(f"services/*/src/*/{name}")]
+        assert any(place.exists() for place in places), f"docs/tour.md names {name}"

@@ -28,6 +28,8 @@ from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
 from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
 from eagle3_core.verifier.identity import inspect
 
+torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
+
 WARM = Warm()
 """Shared by the tests, as a child shares it between units; another verifier takes its place."""
 

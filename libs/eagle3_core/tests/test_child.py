@@ -12,7 +12,7 @@ import pytest
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Progress, UnitSlice
-from eagle3_core.stages.child import PipeReporter, failure_of
+from eagle3_core.stages.child import PipeReporter, Preload, failure_of
 
 SCRIPT = Path(__file__).with_name("scripted_child.py")
 
@@ -275,3 +275,31 @@ def test_no_progress_follows_the_end_of_a_unit():
     time.pass_to(10)
 
     assert [message.progress.done for message in channel.sent] == [0, 1]
+
+
+def test_preloading_ends_after_the_import_under_way_once_a_stage_needs_the_importer(tmp_path, monkeypatch):
+    """The first module says that it is being imported and waits; the second must not be begun."""
+    (tmp_path / "slow_one.py").write_text("import gate\ngate.entered.set()\nassert gate.leave.wait(30)\n")
+    (tmp_path / "never.py").write_text("raise AssertionError('imported although a stage waits')\n")
+    (tmp_path / "gate.py").write_text("import threading\nentered, leave = threading.Event(), threading.Event()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import gate
+
+    channel = Recorder()
+    preload = Preload(channel, ["slow_one", "never"])
+    assert gate.entered.wait(30)
+    preload.enough()
+    gate.leave.set()
+    preload.wait()
+
+    assert "slow_one" in sys.modules
+    assert channel.sent == []
+
+
+def test_a_module_that_cannot_be_preloaded_is_only_said():
+    channel = Recorder()
+
+    preload = Preload(channel, ["no_such_module_at_all"])
+    preload.wait()
+
+    assert "no_such_module_at_all" in channel.sent[0].log.text

@@ -22,6 +22,8 @@ from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.generation import prefill
 from eagle3_core.verifier.transformers import TransformersVerifier
 
+torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
+
 NEW, VOCAB = 10, 6
 PROMPTS = [[5, 9, 17, 3], [5, 9, 17, 4, 8, 8, 1, 3], [5, 9, 11]]
 

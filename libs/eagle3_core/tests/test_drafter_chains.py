@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_core.drafter.chains import LabelRule, plan_chains, supervised_chains, valid_steps
@@ -36,6 +36,7 @@ def test_a_mask_without_two_tokens_in_a_row_trains_nothing(mask: str) -> None:
     assert supervised_chains(np.array([int(c) for c in mask]), 3, "serving") == 0
 
 
+@settings(deadline=None)
 @given(masks=masks, steps=st.integers(1, 5), rule=st.sampled_from(["serving", "speculators"]))
 def test_validity_is_the_rule_of_the_design_and_stays_in_one_document(
     masks: list[list[int]], steps: int, rule: LabelRule
@@ -52,6 +53,7 @@ def test_validity_is_the_rule_of_the_design_and_stays_in_one_document(
                 assert valid_TK[offsets[s] + p, k] == want
 
 
+@settings(deadline=None)
 @given(masks=masks, steps=st.integers(1, 4), rule=st.sampled_from(["serving", "speculators"]))
 def test_a_plan_lists_every_chain_once_with_its_depth_and_the_keys_it_needs(
     masks: list[list[int]], steps: int, rule: LabelRule

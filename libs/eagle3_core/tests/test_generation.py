@@ -14,6 +14,8 @@ from eagle3_core.verifier.base import Decoding, Generated
 from eagle3_core.verifier.generation import common_prefix
 from eagle3_core.verifier.transformers import TransformersVerifier
 
+torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
+
 NEW = 14
 PREFIX = [5, 9, 17]
 PROMPTS = [

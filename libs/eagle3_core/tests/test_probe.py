@@ -8,7 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
@@ -18,6 +24,8 @@ from eagle3_core.verifier.cache import Placement, placed
 from eagle3_core.verifier.layers import from_engine, to_engine
 from eagle3_core.verifier.probe import Probe, find_parts
 from eagle3_core.verifier.transformers import TransformersVerifier
+
+torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
 
 N, H = 7, 4
 
@@ -204,6 +212,47 @@ def test_a_sliding_window_is_kept_beyond_its_length(tmp_path: Path):
         for _ in range(8):
             ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
     assert answer.ids == ids[0].tolist()
+
+
+TEXT = {
+    "hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 48, "vocab_size": 320, "eos_token_id": 2,
+}  # fmt: skip
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MLA = TEXT | MOE | {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 4,
+    "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("qwen3", TEXT | {"head_dim": 8}),
+        ("qwen3_moe", TEXT | MOE | {"head_dim": 8, "num_experts": 4}),
+        ("deepseek_v3", MLA),
+        ("kimi_k25", {"text_config": MLA | {"model_type": "deepseek_v3"}, "vision_config": VISION}),
+    ],
+)
+def test_other_families_nested_and_latent_attention_ones_included_answer_as_themselves(tmp_path: Path, kind, config):
+    folder = tiny_verifier(tmp_path / "verifier")
+    torch.manual_seed(0)
+    auto = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    model = auto.from_config(AutoConfig.for_model(kind, **config), attn_implementation="eager").eval()
+    model.save_pretrained(folder)
+    prompts = [[5, 6, 7, 40, 41], [5, 8]]
+
+    verifier = TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
+    how = Decoding(max_new_tokens=5, batch_size=2, eos_ids=(), keep_states=True)
+    answers = {a.index: a.ids for a in verifier.generate(prompts, how, lambda *, done, tokens: None)}
+
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(5):
+                ids = torch.cat([ids, model(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+        assert answers[i] == ids[0].tolist()
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_core.drafter.testing import MemorySamples, pack, random_samples
@@ -14,8 +14,8 @@ MASKS = ["00111", "0001111", "0000", "0111111", "10101", "001111111", "00011"]
 
 
 def feed(samples: MemorySamples | None = None, **changes) -> Feed:
-    settings = {"steps": 3, "rule": "serving", "batch_tokens": 16, "seed": 0, **changes}
-    return Feed(samples or random_samples(MASKS), **settings)
+    asked = {"steps": 3, "rule": "serving", "batch_tokens": 16, "seed": 0, **changes}
+    return Feed(random_samples(MASKS) if samples is None else samples, **asked)
 
 
 def flat(batches: list[tuple[int, ...]]) -> list[int]:
@@ -40,6 +40,7 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
     assert first.batches(0) != feed(random_samples(masks), seed=1).batches(0)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(3, 16), min_size=1, max_size=30), epoch=st.integers(0, 3))
 def test_no_batch_is_larger_than_asked_and_none_could_have_taken_its_successor(lengths: list[int], epoch: int) -> None:
     batches = feed(random_samples(["0" + "1" * (n - 1) for n in lengths], hidden=1)).batches(epoch)

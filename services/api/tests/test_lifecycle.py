@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from sqlalchemy import select
 
+from aerie_api.tables import IdempotencyRow
 from eagle3_core.errors import InvalidRequest
 from eagle3_core.objects.protocol import ObjectDamaged
 
@@ -277,6 +279,20 @@ def test_a_key_is_forgotten_after_a_day_and_after_a_refusal(api, document):
     assert api.http.post("/jobs", json=document(), headers=key).status_code == 202
     api.clock.pass_(24 * 3600 + 1)
     assert api.http.post("/jobs", json=document("hen"), headers=key).status_code == 202
+
+
+def test_old_keys_are_swept(api, document):
+    api.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"})
+    api.house.sweep()
+    assert len(kept_keys(api)) == 1
+    api.clock.pass_(24 * 3600 + 1)
+    api.house.sweep()
+    assert kept_keys(api) == []
+
+
+def kept_keys(api):
+    with api.house.db.read() as session:
+        return list(session.scalars(select(IdempotencyRow.key)))
 
 
 def test_a_key_whose_first_request_is_at_work_answers_409(make_api, document):

@@ -15,6 +15,7 @@ def other_verifier(unit: Assignment) -> Assignment:
     return unit.model_copy(update={"sources": {"verifier": "v2"}})
 
 
+@pytest.mark.slow
 def test_a_worker_claims_runs_and_commits_unit_after_unit(api, start_worker):
     start_worker()
     api.units.put(assignment("count"))
@@ -25,6 +26,7 @@ def test_a_worker_claims_runs_and_commits_unit_after_unit(api, start_worker):
     assert results == [{"unit": 1, "loads": 1}, {"unit": 2, "loads": 1}]
 
 
+@pytest.mark.slow
 def test_sigterm_preempts_the_unit_and_ends_with_75(api, start_worker, tmp_path):
     worker = start_worker()
     api.units.put(assignment("wait"))
@@ -37,6 +39,7 @@ def test_sigterm_preempts_the_unit_and_ends_with_75(api, start_worker, tmp_path)
     assert (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_waiting_worker_at_once(api, start_worker):
     worker = start_worker()
     api.next("claim")
@@ -46,6 +49,7 @@ def test_sigterm_ends_a_waiting_worker_at_once(api, start_worker):
     assert worker.wait(30) == 75
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_kills_the_unit_with_all_its_processes(api, start_worker):
     worker = start_worker()
     api.units.put(assignment("stubborn"))
@@ -60,6 +64,7 @@ def test_a_second_sigterm_kills_the_unit_with_all_its_processes(api, start_worke
     assert api.next("fail")[0]["cause"] == "preempted"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_takes_its_child_along(api, start_worker):
     worker = start_worker()
     api.units.put(assignment("stubborn"))
@@ -70,6 +75,7 @@ def test_a_worker_that_is_killed_takes_its_child_along(api, start_worker):
     assert gone(child)
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_replaced_for_the_next_unit(api, start_worker):
     start_worker()
     api.units.put(assignment("abort"))
@@ -81,6 +87,7 @@ def test_a_child_that_dies_is_replaced_for_the_next_unit(api, start_worker):
     assert commit["output"]["result"] == {"unit": 1, "loads": 1}
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_an_api_that_is_away(api, start_worker):
     worker = start_worker()
     api.next("claim")
@@ -93,6 +100,7 @@ def test_a_worker_outlives_an_api_that_is_away(api, start_worker):
     assert api.next("commit")[0]["output"]["result"]["unit"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_api_does_not_know_says_so_and_ends(api, start_worker):
     worker = start_worker(token="stale")
 

@@ -21,7 +21,7 @@ from rich.markup import escape
 from aerie_cli.client import DEFAULT_DIR, Api
 from aerie_cli.download import download_drafter
 from aerie_cli.exits import NotReachable, status_of_job
-from aerie_cli.house import read_server, tail
+from aerie_cli.house import cache_folder, read_server, tail
 from aerie_cli.jobfile import Changes, apply, parse
 from aerie_cli.output import Json, aside, command, document, people
 from aerie_cli.report import duration, from_earlier_jobs, job_view
@@ -31,7 +31,7 @@ from eagle3_core.errors import AerieError
 from eagle3_core.tether import tethered
 
 EXAMPLE = Path("examples/smollm2")
-PER_TASK = {"train": 400, "test": 12}
+PER_TASK = {"train": 400, "test": 40}
 """Prompts of each of the five tasks: what the job draws from, and what it is measured on."""
 SEED = 0
 STARTING_S = 120.0
@@ -102,7 +102,8 @@ def checkout() -> Path:
 def make_job(example: Path, home: Path, changes: list[str]) -> dict[str, Any]:
     """The example's job over a converted verifier and freshly drawn prompts, with `changes`."""
     _say("getting the verifier ready (converted once, then cached)")
-    places = {"VERIFIER": _run_script(example / "verifier.py").splitlines()[-1].strip()}
+    folder = _run_script(example / "verifier.py", "--cache", str(cache_folder()))
+    places = {"VERIFIER": folder.splitlines()[-1].strip()}
     for split, count in PER_TASK.items():
         out = home / f"{split}.jsonl"
         _run_script(

@@ -206,10 +206,10 @@ class House:
             return
         api.answered = True
         self._port = int(url.rpartition(":")[2])
-        self._say(f"API at {url}, {self._workers} workers, folder {self.folder}")
         for number in range(1, self._workers + 1):
             name = f"worker-{number}"
             self._add(name, lambda name=name: worker_command(url, name))
+        self._say(f"API at {url}, {self._workers} workers, folder {self.folder}")
 
     def _ended(self, part: Part) -> None:
         lived = time.monotonic() - part.started_at

@@ -27,7 +27,6 @@ from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.wire import LogLine, Metric
 from eagle3_core.jobs.wire import Progress as StageProgress
 from eagle3_core.objects.local import LocalStore
-from eagle3_core.stages.chain import Chain
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(STAGES)}.")]
 Job = Annotated[str, typer.Option("--job", help="Job document, JSON or YAML; - reads stdin.")]
@@ -83,6 +82,8 @@ def stage(
     folder = folder.absolute()
     roots = os.environ.get("AERIE_FILE_ROOTS")
     file_roots = [Path(r) for r in roots.split(os.pathsep) if r] if roots else [Path.cwd(), cache_folder(), folder]
+    from eagle3_core.stages.chain import Chain  # with all that stages read: no other command needs it
+
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Terminal() as terminal:

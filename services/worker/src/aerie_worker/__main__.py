@@ -13,9 +13,10 @@ import secrets
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from aerie_worker.children import Inbox
+from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
 from aerie_worker.doorbells.poll import Poll
 from aerie_worker.executors.local import Local
@@ -61,8 +62,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str], environment: dict[str, str]) -> int:
-    """Run a worker; its exit status."""
+def main(arguments: list[str], environment: dict[str, str], child: Callable[[bool], list[str]] = stage_child) -> int:
+    """Run a worker; its exit status. `child(preload)` is the command line of its child."""
     options = parse(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -73,8 +74,10 @@ def main(arguments: list[str], environment: dict[str, str]) -> int:
         queues = [queue for queue in options.queues.split(",") if queue]
         control = Control(options.url, token, options.worker_id, secrets.token_hex(8), queues)
         inbox = Inbox()
-        scratch = Path(environment.get("AERIE_SCRATCH") or tempfile.gettempdir()) / f"aerie-{options.worker_id}"
-        worker = Worker(control, Poll(control), Local(scratch, environment, inbox), inbox)
+        place = environment.get("AERIE_SCRATCH")
+        scratch = Path(place) / options.worker_id if place else Path(tempfile.mkdtemp(prefix="aerie-worker-"))
+        executor = Local(scratch, environment, inbox, lambda: child(not options.no_preload))
+        worker = Worker(control, Poll(control), executor, inbox)
         worker.install()
         return worker.run()
     except AerieError as error:

@@ -28,8 +28,8 @@ from eagle3_core.jobs.wire import Assignment, ChildMessage, Commit, Failure, Log
 EX_TEMPFAIL = 75
 GRACE_S = 25.0
 LAST_LINES = 20
-TAINTING = ("unit.crashed", "unit.out_of_memory")
-"""Failures after which the child's memory is not trusted with another unit."""
+TAINTING = ("unit.crashed", "unit.out_of_memory", "unit.preempted")
+"""Failures after which the child gets no further unit: its memory is not to be trusted, or it is about to end."""
 
 log = logging.getLogger("aerie.worker")
 

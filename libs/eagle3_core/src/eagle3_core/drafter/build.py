@@ -73,6 +73,8 @@ def build(
 ) -> Drafter:
     """A drafter ready to train, float32 on the CPU, for the verifier checkpoint in folder `verifier`.
 
+    Head and last norm always start as the verifier's (its rows of the draft vocabulary, its final norm); everything else
+    is random, or with `init="verifier_layer"` a copy of the verifier's last layer.
     Every weight but a frozen head requires a gradient. Raises UnsupportedVerifier, DrafterDamaged.
     """
     parts = VerifierParts(verifier)

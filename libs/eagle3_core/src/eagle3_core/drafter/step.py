@@ -87,11 +87,12 @@ def batch_loss(
     labels = _Labels(teacher, batch, drafter.config.draft_vocab_size, steps)
     for k in range(int(plan.depth_M.max())):
         out_NH, alive_N = unroll.step(k)
-        learns_N = valid_MK[alive_N, k]
-        rows_R = alive_N[learns_N]
-        if len(rows_R) == 0:
+        learns = torch.from_numpy(np.flatnonzero(plan.valid_MK[plan.depth_M > k, k])).to(device)
+        if len(learns) == 0:
             continue
-        d_R, a_R, best_R = labels.score(drafter, out_NH[learns_N], start_M[rows_R] + 1 + k, objective)
+        rows_R = alive_N[learns]
+        out_RH = out_NH if len(learns) == len(out_NH) else out_NH.index_select(0, learns)
+        d_R, a_R, best_R = labels.score(drafter, out_RH, start_M[rows_R] + 1 + k, objective)
         distance_MK = distance_MK.index_put((rows_R, torch.tensor(k, device=device)), d_R)
         if overlap_MK is not None and a_R is not None:
             overlap_MK = overlap_MK.index_put((rows_R, torch.tensor(k, device=device)), a_R)
@@ -115,8 +116,9 @@ class _Unroll:
         device = batch.aux_T3H.device
         starts, stops = batch.offsets[:-1], batch.plan.key_stops
         lengths = stops - starts
-        self.key_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        local_P = np.arange(self.key_offsets[-1]) - np.repeat(self.key_offsets[:-1], lengths)
+        self.key_counts: list[int] = lengths.tolist()
+        key_offsets = np.concatenate([[0], np.cumsum(lengths)])
+        local_P = np.arange(key_offsets[-1]) - np.repeat(key_offsets[:-1], lengths)
         packed_P = torch.from_numpy(local_P + np.repeat(starts, lengths)).to(device)
         aux_P3H = batch.aux_T3H if len(packed_P) == len(batch.aux_T3H) else batch.aux_T3H[packed_P]
         hidden_PH = drafter.combine(noise(aux_P3H) if noise else aux_P3H)
@@ -126,13 +128,13 @@ class _Unroll:
 
         document_M = np.repeat(np.arange(len(starts)), np.diff(batch.plan.row_offsets))
         local_M = batch.plan.start_M - starts[document_M]
-        row_M = torch.from_numpy(self.key_offsets[document_M] + local_M).to(device)
+        row_M = torch.from_numpy(key_offsets[document_M] + local_M).to(device)
         self.document_N, self.look_back_N = document_M, local_M
         self.alive_N = torch.arange(len(document_M), device=device)
         self.depth_N = batch.plan.depth_M
         self.start_N = torch.from_numpy(batch.plan.start_M).to(device)
         self.position_N = torch.from_numpy(local_M + 1).to(device)
-        self.hidden_NH, self.pair_N2H = hidden_PH[row_M], pair_P2H[row_M]
+        self.hidden_NH, self.pair_N2H = hidden_PH.index_select(0, row_M), pair_P2H.index_select(0, row_M)
         self.own_keys: list[Tensor] = []
         self.own_values: list[Tensor] = []
 
@@ -160,40 +162,58 @@ class _Unroll:
             self.depth_N[keep],
         )
         self.alive_N, self.start_N, self.position_N = self.alive_N[index], self.start_N[index], self.position_N[index]
-        self.hidden_NH = self.hidden_NH[index]
-        self.own_keys = [t[index] for t in self.own_keys]
-        self.own_values = [t[index] for t in self.own_values]
+        self.hidden_NH = self.hidden_NH.index_select(0, index)
+        self.own_keys = [t.index_select(0, index) for t in self.own_keys]
+        self.own_values = [t.index_select(0, index) for t in self.own_values]
 
     def _attend(self, queries_NQD: Tensor) -> Tensor:
-        """[N, Q, D] outputs of all heads, document by document."""
+        """[N, Q, D] outputs of all heads, document by document.
+
+        Documents are cut out by `split`, whose backward is one concatenation; slices would each fill a whole tensor.
+        """
         c = self.drafter.config
         group = c.num_heads // c.num_kv_heads
         queries_NKGD = queries_NQD.unflatten(1, (c.num_kv_heads, group)) * c.head_dim**-0.5
-        own_NKGk = (
-            torch.stack([(queries_NKGD * key[:, :, None]).sum(-1) for key in self.own_keys], dim=-1)
-            if self.own_keys
-            else None
+        counts = np.bincount(self.document_N, minlength=len(self.key_counts)).tolist()
+        nothing: list[Tensor | None] = [None] * len(counts)
+        own, own_values = nothing, nothing
+        if self.own_keys:
+            scores = [(queries_NKGD * key[:, :, None]).sum(-1) for key in self.own_keys]
+            own = list(torch.stack(scores, dim=-1).split(counts))
+            own_values = list(torch.stack(self.own_values, dim=2).split(counts))
+        look_back = torch.from_numpy(self.look_back_N).to(queries_NQD.device).split(counts)
+        keys, values = self.keys_PKD.split(self.key_counts), self.values_PKD.split(self.key_counts)
+        documents = zip(queries_NKGD.split(counts), keys, values, look_back, own, own_values, strict=True)
+        return torch.cat([_attend_document(*parts) for parts in documents if len(parts[0])]).flatten(1, 2)
+
+
+def _attend_document(
+    queries_RKGD: Tensor,
+    keys_PKD: Tensor,
+    values_PKD: Tensor,
+    look_back_R: Tensor,
+    own_RKGk: Tensor | None,
+    own_values_RKkD: Tensor | None,
+) -> Tensor:
+    """[R, K, G, D] for all R chains of one document, in slices where the scores of all are too many."""
+    rows, kv_heads, group, _ = queries_RKGD.shape
+    most = max(1, SCORE_ELEMENTS // (kv_heads * group * len(keys_PKD)))
+    if rows <= most:
+        return _attend_rows(queries_RKGD, keys_PKD, values_PKD, look_back_R, own_RKGk, own_values_RKkD)
+    outputs: list[Tensor] = []
+    for first in range(0, rows, most):
+        piece = slice(first, first + most)
+        arguments = (
+            queries_RKGD[piece], keys_PKD, values_PKD, look_back_R[piece],
+            None if own_RKGk is None else own_RKGk[piece],
+            None if own_values_RKkD is None else own_values_RKkD[piece],
+        )  # fmt: skip
+        outputs.append(
+            checkpoint(_attend_rows, *arguments, use_reentrant=False)
+            if torch.is_grad_enabled()
+            else _attend_rows(*arguments)
         )
-        own_values_NKkD = torch.stack(self.own_values, dim=2) if self.own_values else None
-        bounds = np.searchsorted(self.document_N, np.arange(len(self.key_offsets)))
-        outputs: list[Tensor] = []
-        for s in np.flatnonzero(np.diff(bounds)):
-            keys = slice(int(self.key_offsets[s]), int(self.key_offsets[s + 1]))
-            most = max(1, SCORE_ELEMENTS // (c.num_heads * (keys.stop - keys.start)))
-            pieces = range(int(bounds[s]), int(bounds[s + 1]), most)
-            for first in pieces:
-                rows = slice(first, min(first + most, int(bounds[s + 1])))
-                look_back = torch.from_numpy(self.look_back_N[rows]).to(queries_NQD.device)
-                arguments = (
-                    queries_NKGD[rows], self.keys_PKD[keys], self.values_PKD[keys], look_back,
-                    None if own_NKGk is None else own_NKGk[rows],
-                    None if own_values_NKkD is None else own_values_NKkD[rows],
-                )  # fmt: skip
-                alone = len(pieces) == 1 or not torch.is_grad_enabled()
-                outputs.append(
-                    _attend_rows(*arguments) if alone else checkpoint(_attend_rows, *arguments, use_reentrant=False)
-                )
-        return torch.cat(outputs).flatten(1, 2)
+    return torch.cat(outputs)
 
 
 def _attend_rows(

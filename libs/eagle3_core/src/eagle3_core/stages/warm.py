@@ -10,17 +10,11 @@ import time
 
 from eagle3_core.data.sources import resolve
 from eagle3_core.digests import digest_json
-from eagle3_core.errors import AerieError
 from eagle3_core.stages.context import StageContext
 from eagle3_core.verifier.base import Progressed
+from eagle3_core.verifier.folder import VerifierChanged
 from eagle3_core.verifier.identity import inspect
 from eagle3_core.verifier.transformers import TransformersVerifier
-
-
-class VerifierChanged(AerieError):
-    """The verifier's folder holds another checkpoint than when the job was posted."""
-
-    code, status = "verifier.changed", 409
 
 
 def warm_verifier(ctx: StageContext) -> TransformersVerifier:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from aerie_api.db import Database
@@ -81,8 +81,12 @@ class Idempotency:
 
     def sweep(self) -> None:
         """Forget keys that are too old."""
+        too_old = IdempotencyRow.created_at < self._clock() - self._keep_s
+        with self._db.read() as session:
+            if session.scalar(select(IdempotencyRow.key).where(too_old).limit(1)) is None:
+                return
         with self._db.write() as session:
-            session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < self._clock() - self._keep_s))
+            session.execute(delete(IdempotencyRow).where(too_old))
 
     def forget_unanswered(self) -> None:
         """Let go of keys whose request died with an earlier process."""

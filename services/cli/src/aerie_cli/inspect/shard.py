@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -17,7 +17,9 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
 from aerie_cli.exits import FAILED, OK
@@ -106,6 +108,8 @@ def find_tokenizer(
     manifest: Manifest | None, place: Path, verifier: Path | None, url: str | None, folder: Path
 ) -> tuple[Tokenizer | None, str]:
     """The tokenizer that made the tokens, and a warning where it is not surely the one (or is not to be found)."""
+    from tokenizers import Tokenizer
+
     try:
         home = verifier or _verifier_of_job(place, url, folder)
         known = identity.inspect(home)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from aerie_worker.children import ChildProcess, Inbox, stage_child
+from aerie_worker.children import ChildProcess, Inbox
 from eagle3_core.jobs.wire import Assignment
 
 SHARING = frozenset({"generate", "extract", "evaluate"})
@@ -42,7 +42,7 @@ class Local:
 
     def __init__(
         self, scratch: Path, environment: Mapping[str, str], inbox: Inbox,
-        command: Callable[[], list[str]] = lambda: stage_child(preload=True), has_gpu: bool | None = None,
+        command: Callable[[], list[str]], has_gpu: bool | None = None,
     ) -> None:  # fmt: skip
         """`scratch` is this worker's own folder; what an earlier start left there is removed."""
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,199 @@
+"""The stages around the trainer: real shards in, a drafter out, a package that loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle3_core.drafter.export import ExportMismatch
+from eagle3_core.drafter.model import Drafter
+from eagle3_core.evaluate.report import combine
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.jobs.wire import Commit, ManifestRef
+from eagle3_core.objects.local import LocalStore
+from eagle3_core.objects.manifest import UnitWriter, read_manifest
+from eagle3_core.shards.writer import ShardWriter
+from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.package import package
+from eagle3_core.stages.train import train
+from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
+from eagle3_core.train.feed import NoSupervision
+from eagle3_core.verifier.base import States
+from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
+from eagle3_core.verifier.identity import inspect
+
+VOCAB, HIDDEN = 320, 32
+LINES = ["0001111", "00111111", "0000", "00011111", "001111", "0011111111", "00111", "0000111"] * 2
+
+
+class Bench:
+    """A job whose states are random, ready for `train`."""
+
+    def __init__(self, folder: Path, lines: list[str] = LINES, **training: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self.store = folder, LocalStore(folder / "store")
+        self.document = tiny_job(folder)
+        self.document["training"] |= {"epochs": 2, "batch_tokens": 24, "checkpoint_every_steps": 2, **training}
+        identity = inspect(folder / "verifier")
+        self.contract = CaptureContract(
+            verifier=identity.digest, verifier_name="verifier", revision="local", config_digest=identity.config_digest,
+            tokenizer_digest=identity.tokenizer_digest, chat_template_digest=identity.chat_template_digest,
+            hidden_size=HIDDEN, num_layers=8, vocab_size=VOCAB, aux_layers=(2, 4, 5), dtype="float32",
+            stored_dtype="bfloat16", kv_cache_dtype="float32", attention="sdpa", engine="transformers",
+            engine_version="5", capture_pass="decode",
+        )  # fmt: skip
+        self.inputs: dict[Any, list[ManifestRef]] = {"extract": [self._states(lines)], "vocab": [self._vocab()]}
+        self.results: dict[Any, dict[str, Any]] = {
+            "prepare": {"tasks": {"words": 3, "numbers": 1}},
+            "vocab": {"draft_vocab_size": 64, "coverage": 0.9, "coverage_on": "held_out"},
+        }
+
+    def _writer(self, stage: Any) -> UnitWriter:
+        return UnitWriter(self.store, tenant="tenant", job_id="job", stage=stage, unit=(0, 0, 1), unit_key="k", fence=1)
+
+    def _states(self, lines: list[str]) -> ManifestRef:
+        generator = torch.Generator().manual_seed(0)
+        folder = self.folder / "shards"
+        folder.mkdir()
+        shards = ShardWriter(folder, self.contract, codec="raw", shard_bytes=1 << 20)
+        for i, line in enumerate(lines):
+            ids = torch.randint(0, VOCAB, (len(line),), generator=generator).tolist()
+            aux = torch.randn(len(line), 3 * HIDDEN, generator=generator)
+            final = torch.randn(len(line), HIDDEN, generator=generator)
+            shards.add(f"s{i}", "t", ids, [int(c) for c in line], States(aux, final).stored())
+        return self._shards_committed(shards)
+
+    def _shards_committed(self, shards: ShardWriter) -> ManifestRef:
+        ctx = stage_context(self.folder, "extract", self.document, store=self.store)
+        from eagle3_core.stages.generate import commit_states
+
+        return commit_states(ctx, shards, self.contract, "e" * 64, 0.0).manifest
+
+    def _vocab(self) -> ManifestRef:
+        t2d = torch.zeros(VOCAB, dtype=torch.bool)
+        t2d[::5] = True
+        save_file({"d2t": t2d.nonzero().flatten() - torch.arange(64), "t2d": t2d}, self.folder / "vocab.safetensors")
+        writer = self._writer("vocab")
+        writer.add_file("vocab.safetensors", self.folder / "vocab.safetensors")
+        return writer.commit({})
+
+    def context(self, stage: Any) -> StageContext:
+        return stage_context(
+            self.folder, stage, self.document, inputs=self.inputs, results=self.results, store=self.store
+        )
+
+    def trained(self) -> Commit:
+        commit = train(self.context("train"))
+        self.inputs["train"] = [commit.output.manifest]
+        self.results["train"] = commit.output.result
+        return commit
+
+    def evaluated(self) -> None:
+        rows = [
+            {"id": f"p{i}", "task": "words", "tokens": 12, "calls": 6, "proposed": [6, 4, 2], "accepted": [4, 2, 0],
+             "lossless": True, "near_tie": False, "looping": False, "seen_ngrams": 1, "ngrams": 5, "answer_tokens": 13}
+            for i in range(3)
+        ]  # fmt: skip
+        self.results["evaluate"] = combine(rows, parse_job(self.document).evaluation)
+        self.inputs["evaluate"] = [self._writer("evaluate").commit({}, contract=self.contract.model_dump(mode="json"))]
+
+
+def test_train_makes_a_drafter_of_the_states_and_says_what_it_left_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    commit = bench.trained()
+
+    result, manifest = commit.output.result, read_manifest(bench.store, commit.output.manifest)
+    assert result["dropped_samples"] == 2
+    assert result["samples"] + result["held_out_samples"] == 14
+    assert manifest.contract == bench.contract.model_dump(mode="json")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in ("drafter.safetensors", "drafter.json"):
+        (folder / name).write_bytes(bench.store.get_bytes(manifest.file(name).key))
+    assert Drafter.load(folder, tmp_path / "verifier").digest() == result["digest"]
+
+
+def test_a_stopped_training_goes_on_in_the_next_attempt_and_commits_the_same_content(tmp_path: Path) -> None:
+    whole = Bench(tmp_path / "whole").trained()
+    bench = Bench(tmp_path / "cut")
+    ctx = bench.context("train")
+    reporter = ctx.reporter
+    assert isinstance(reporter, RecordingReporter)
+    tell = reporter.metric
+
+    def stop_soon(metric: Any) -> None:
+        tell(metric)
+        if metric.step == 3:
+            ctx.stop.set()
+
+    reporter.metric = stop_soon
+    with pytest.raises(Preempted):
+        train(ctx)
+
+    commit = bench.trained()
+
+    assert commit.output.manifest.content == whole.output.manifest.content
+
+
+def test_states_of_another_verifier_are_refused_with_both_names(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    config = json.loads((tmp_path / "verifier" / "config.json").read_text())
+    (tmp_path / "verifier" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
+
+    with pytest.raises(ContractMismatch, match=bench.contract.verifier[:16]):
+        train(bench.context("train"))
+
+
+def test_states_without_supervision_end_the_job(tmp_path: Path) -> None:
+    with pytest.raises(NoSupervision):
+        Bench(tmp_path, ["0000", "0100"]).trained()
+
+
+def test_the_package_holds_both_directories_the_report_and_a_card_to_serve_from(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    digest = bench.trained().output.result["digest"]
+    bench.evaluated()
+
+    commit = package(bench.context("package"))
+
+    manifest = read_manifest(bench.store, commit.output.manifest)
+    names = {entry.name for entry in manifest.files}
+    assert {
+        "sglang/config.json", "sglang/model.safetensors", "speculators/config.json", "speculators/model.safetensors",
+        "card.md", "report.json", "contract.json",
+    } <= names  # fmt: skip
+    result = commit.output.result
+    assert (result["digest"], result["report"]) == (digest, bench.results["evaluate"])
+    card = bench.store.get_bytes(manifest.file("card.md").key).decode()
+    assert "| **all, pooled over tokens** | 3 | **2.000** | 2.000 to 2.000 |" in card
+    assert "--speculative-algorithm EAGLE3" in card
+    assert f"--model-path {tmp_path / 'verifier'}" in card
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in card
+    assert "0.667 / 0.500 / 0.000" in card
+    assert json.loads(bench.store.get_bytes(manifest.file("contract.json").key)) == manifest.contract
+
+
+def test_a_drafter_that_is_not_the_one_train_reported_is_not_packaged(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.evaluated()
+    bench.results["train"]["digest"] = "0" * 64
+
+    with pytest.raises(ExportMismatch, match="train's result says 0000"):
+        package(bench.context("package"))
+
+
+def test_a_drafter_measured_under_another_contract_is_not_packaged(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.contract = bench.contract.model_copy(update={"aux_layers": (1, 4, 5)})
+    bench.evaluated()
+
+    with pytest.raises(ContractMismatch, match="aux_layers"):
+        package(bench.context("package"))
