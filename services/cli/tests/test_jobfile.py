@@ -63,3 +63,26 @@ def test_a_document_that_is_no_job_says_what_is_wrong(text, says):
 def test_yaml_builds_no_objects():
     with pytest.raises(InvalidRequest):
         parse("!!python/object/apply:os.getcwd []", "job.yaml")
+
+
+def test_relative_paths_start_at_the_job_documents_folder(tmp_path):
+    place = tmp_path / "job.yaml"
+    place.write_text(
+        "verifier: {model: models/v}\n"
+        "datasets: [{uri: train.jsonl}, {uri: /data/x.jsonl}, {uri: 'file:///data/y.jsonl'}]\n"
+        "evaluation: {prompts: [{uri: ../held-out.jsonl}]}\n"
+    )
+
+    job = read_job(str(place))
+
+    assert job["verifier"]["model"] == f"{tmp_path}/models/v"
+    assert [d["uri"] for d in job["datasets"]] == [f"{tmp_path}/train.jsonl", "/data/x.jsonl", "file:///data/y.jsonl"]
+    assert job["evaluation"]["prompts"][0]["uri"] == f"{tmp_path}/../held-out.jsonl"
+
+
+@pytest.mark.parametrize("text", ["verifier: 3", "datasets: {uri: a}", "datasets: [a, null]", "evaluation: []"])
+def test_a_document_of_the_wrong_shape_is_left_for_the_api_to_refuse(tmp_path, text):
+    place = tmp_path / "job.yaml"
+    place.write_text(text)
+
+    assert read_job(str(place)) == parse(text, "job.yaml")

@@ -2,11 +2,15 @@
 
 `--set training.epochs=5` names a field by its path; numbers in a path are places in a list. The value is read as YAML,
 so `null`, `true`, `0.1`, `[1, 2, 3]` and words mean what they look like.
+
+Relative paths of the verifier and of data sets start at the job document's folder (at the working folder for stdin). They
+are made absolute here, since only here it is known where the document lies; the API takes absolute ones only.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +35,20 @@ def read_job(place: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidRequest(f"{place} cannot be read: {reason}", remedy="name a job document, JSON or YAML") from None
-    return apply(parse(text, place), changes)
+    folder = Path.cwd() if place == "-" else Path(place).absolute().parent
+    return anchored(apply(parse(text, place), changes), folder)
+
+
+def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`document` with the relative paths of its verifier and data sets made absolute, from `folder`."""
+    verifier, evaluation = document.get("verifier"), document.get("evaluation")
+    sources = [document.get("datasets"), evaluation.get("prompts") if isinstance(evaluation, dict) else None]
+    fields = [(verifier, "model"), *((source, "uri") for many in sources if isinstance(many, list) for source in many)]
+    for place, name in fields:
+        value = place.get(name) if isinstance(place, dict) else None
+        if isinstance(value, str) and value and not value.startswith("/") and not _SCHEME.match(value):
+            place[name] = str(folder / value)
+    return document
 
 
 def parse(text: str, place: str) -> dict[str, Any]:
@@ -90,12 +107,15 @@ def _set(document: dict[str, Any], steps: Sequence[str], value: Any, change: str
         place = place[key]
 
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML in which 1e-4 is a number, as in JSON."""
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    __import__("re").compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
