@@ -98,7 +98,7 @@ REFUSALS: dict[str, tuple[Spoil, str, str]] = {
     "a verifier without chat template": (without_template, "verifier.chat_template", "/verifier/model"),
     "a verifier without weights": (without("model.safetensors"), "verifier.weights", "/verifier/model"),
     "a verifier of two layers": (shallow, "verifier.layers", "/verifier/model"),
-    "a relative path, whose folder the API cannot know": (put("datasets", 0, "uri", value="in/no.jsonl"), "source.scheme", "/datasets/0/uri"),
+    "a relative path": (put("datasets", 0, "uri", value="in/no.jsonl"), "source.scheme", "/datasets/0/uri"),
     "a missing dataset": (lambda j, f: j["datasets"][0].update(uri=str(f / "no.jsonl")), "dataset.missing", "/datasets/0/uri"),
     "an empty dataset": (train_file(""), "dataset.empty", "/datasets/0/uri"),
     "a dataset that is not JSONL": (train_file("one,two\n3,4\n"), "dataset.not_jsonl", "/datasets/0/uri"),
