@@ -26,11 +26,11 @@ demo: setup ## the main job, embedded: a real small verifier, a posted job, a tr
 	@$(RUN)/aerie demo $(DEMO_ARGS)
 
 test: setup ## every test that needs no GPU and no cluster
-	@$(RUN)/pytest -q -m "not slow" -n auto
+	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
 	@$(RUN)/pytest -q -m slow
 
 test-fast: setup ## the tests that take seconds
-	@$(RUN)/pytest -q -m "not slow" -n auto
+	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
 
 lint: setup ## style, types, import contracts
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright

@@ -37,7 +37,7 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 LIVING = {"queued", "running", "cancelling"}
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
 ROWS: dict[str, Any] = {}
-EXAMPLES = int(os.environ.get("AERIE_TEST_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("AERIE_TEST_EXAMPLES", "20"))
 """Random histories a run; a night can afford thousands."""
 PICK = st.integers(0, 1 << 16)
 CAUSES = st.sampled_from(["failed", "worker_lost", "preempted", "cancelled"])
@@ -180,6 +180,36 @@ class Machine(RuleBasedStateMachine):
     def fail(self, pick: int, stale: bool, cause: Any, retryable: bool) -> None:
         failure = Failure(cause=cause, problem={"code": "x", "detail": "y"}, retryable=retryable)
         self.say(pick, stale, lambda a: self.claims.fail(a.unit_run_id, a.token, failure))
+
+    # Steps that random picks seldom bring together:
+
+    @rule(pick=PICK, commits=st.booleans(), cause=CAUSES)
+    def end_a_unit_of_a_cancelled_job(self, pick: int, commits: bool, cause: Any) -> None:
+        if (attempt := self.attempt(pick, False)) is None:
+            return
+        job = next(j for j in self.rows("jobs") if j.id == attempt.job_id)
+        if job.status in LIVING:
+            self.jobs.cancel(job.id)
+            self.the_house_is_in_order()
+        if commits:
+            self.claims.commit(attempt.unit_run_id, attempt.token, self.made(attempt, False, "a"))
+        else:
+            failure = Failure(cause=cause, problem={"code": "x", "detail": "y"}, retryable=True)
+            self.claims.fail(attempt.unit_run_id, attempt.token, failure)
+
+    @rule(pick=PICK, worker=WORKERS, commits=st.booleans())
+    def speak_after_the_unit_went_to_another(self, pick: int, worker: str, commits: bool) -> None:
+        if (old := self.attempt(pick, False)) is None:
+            return
+        self.tools.clock.pass_(61)
+        self.claims.reap()
+        self.tools.clock.pass_(61)
+        self.take(worker, QUEUES)
+        with pytest.raises(LeaseLost):
+            if commits:
+                self.claims.commit(old.unit_run_id, old.token, self.made(old, False, "b"))
+            else:
+                self.claims.heartbeat(old.unit_run_id, old.token, Heartbeat())
 
     # -- what happens
 
@@ -349,8 +379,8 @@ def test_no_order_of_events_loses_a_job_or_lets_a_stale_worker_write(make_api, d
         run_state_machine_as_test(
             lambda: Machine(tools),
             settings=settings(
-                max_examples=30,
-                stateful_step_count=40,
+                max_examples=EXAMPLES,
+                stateful_step_count=30,
                 deadline=None,
                 print_blob=True,
                 database=None,

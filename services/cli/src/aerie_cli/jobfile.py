@@ -45,7 +45,9 @@ def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     sources = [document.get("datasets"), evaluation.get("prompts") if isinstance(evaluation, dict) else None]
     fields = [(verifier, "model"), *((source, "uri") for many in sources if isinstance(many, list) for source in many)]
     for place, name in fields:
-        value = place.get(name) if isinstance(place, dict) else None
+        if not isinstance(place, dict):
+            continue
+        value = place.get(name)
         if isinstance(value, str) and value and not value.startswith("/") and not _SCHEME.match(value):
             place[name] = str(folder / value)
     return document

@@ -89,6 +89,11 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
         f"lossless {'on every prompt' if job.get('lossless') else 'NOT on every prompt'}; looping answers "
         f"{_share(job.get('looping_share'))}; held-out 8-grams seen in training {_share(job.get('seen_ngram_share'))}",
     ]
+    if speed := job.get("predicted_speedup"):
+        lines.append(
+            f"speed-up predicted (not measured) from costs on this {speed['device']}: {speed['factor']:.2f}x; a verify call "
+            f"takes {speed['verify_chain_ms']:.0f} ms, one token {speed['verify_1_ms']:.0f} ms, a draft {speed['draft_ms']:.0f} ms"
+        )
     verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}")
     return Group(head, table, *map(Text, lines), verdict)
 

@@ -50,7 +50,8 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
         verdict=figures.get("verdict"), acceptance_length=AcceptanceLength.model_validate(length) if length else None,
         acceptance_by_position=figures.get("acceptance_by_position"), lossless=figures.get("lossless"),
         looping_share=figures.get("looping_share"), seen_ngram_share=figures.get("seen_ngram_share"),
-        prompts=figures.get("prompts"), warnings=job.warnings, metadata=dict(spec.metadata), spec=spec,
+        prompts=figures.get("prompts"), predicted_speedup=figures.get("predicted_speedup"),
+        warnings=job.warnings, metadata=dict(spec.metadata), spec=spec,
         drafter=DrafterRef(name=job.name, digest=figures["digest"]) if figures else None,
     )  # fmt: skip
 

@@ -97,6 +97,8 @@ class Job(Answer):
     looping_share: float | None
     seen_ngram_share: float | None
     prompts: int | None
+    predicted_speedup: dict[str, Any] | None
+    """Predicted, not measured, from what passes of this verifier and drafter cost on the evaluating machine."""
     drafter: DrafterRef | None
     warnings: list[str]
     metadata: dict[str, str]
