@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from eagle3_core.jobs.spec import VerifierSpec
+from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.transformers import TransformersVerifier
 
 ROOT = Path(__file__).parents[1]
@@ -44,14 +45,8 @@ def main() -> None:
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in asked])
 
     def own() -> float:
-        answers = ours.generate(
-            asked,
-            max_new_tokens=NEW_TOKENS,
-            batch_size=PROMPTS,
-            eos_ids=[],
-            keep_states=True,
-            on_progress=lambda **_: None,
-        )
+        how = Decoding(max_new_tokens=NEW_TOKENS, batch_size=PROMPTS, eos_ids=(), keep_states=True)
+        answers = ours.generate(asked, how, lambda **_: None)
         return float(sum(len(a.ids) - a.prompt_len for a in answers))
 
     def reference() -> float:

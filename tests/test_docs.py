@@ -33,3 +33,9 @@ def test_every_file_that_the_tour_and_the_readme_name_exists():
     for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", (ROOT / "docs/tour.md").read_text()):
         places = [core / name, ROOT / name, *ROOT.glob(f"services/*/src/*/{name}")]
         assert any(place.exists() for place in places), f"docs/tour.md names {name}"
+
+
+def test_no_page_holds_a_placeholder():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+
+    assert [page.name for page in pages if re.search(r"@@|TODO|FIXME|lorem", page.read_text())] == []

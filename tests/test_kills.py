@@ -106,6 +106,29 @@ def test_a_job_whose_processes_are_killed_ends_with_the_same_drafter(
     assert finished["acceptance_length"] == undisturbed["acceptance_length"]
 
 
+def test_a_second_job_with_more_training_reuses_answers_and_states_and_gets_its_own_card(
+    inputs: tuple[Path, dict[str, Any]], tmp_path: Path
+):
+    folder, job = inputs
+    with running_house(tmp_path / "house", [folder]) as house:
+        first = house.finished(house.post({**job, "name": "first"}))
+        more = {
+            **job,
+            "name": "second",
+            "training": {**job["training"], "max_steps": job["training"]["max_steps"] + 20},
+        }
+        second = house.finished(house.post(more))
+        events = house.request("GET", f"/jobs/{second['id']}/events").json()["data"]
+        card = house.request("GET", f"/jobs/{second['id']}/artifacts/card.md").text
+
+    reused = {stage["name"]: stage["reused"] for stage in second["stages"]}
+    assert [first["status"], second["status"]] == ["succeeded", "succeeded"]
+    assert [name for name, again in reused.items() if again] == ["prepare", "canary", "generate", "extract", "vocab"]
+    assert any("extract" in event["message"] and first["id"] in event["message"] for event in events)
+    assert second["drafter"]["digest"] != first["drafter"]["digest"]
+    assert "second" in card.splitlines()[0] + card[:400]
+
+
 def test_ten_moments_are_covered():
     assert sum(map(len, SCHEDULES.values())) == 10
     assert {part for kills in SCHEDULES.values() for part, _, _ in kills} == set(House.PARTS)

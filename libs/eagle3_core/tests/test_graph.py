@@ -43,7 +43,7 @@ def test_more_epochs_change_training_and_nothing_before_it():
 
     changed = [name for name in STAGES if key(name, few) != key(name, many)]
 
-    assert changed == ["train"]
+    assert changed == ["train", "package"]
 
 
 def test_other_aux_layers_extract_again_and_never_regenerate():
@@ -92,3 +92,25 @@ def test_extraction_of_a_slice_waits_for_no_other_slice():
     inputs = unit_inputs("extract", spec(), 1, {"prepare": ["p"], "generate": ["g0", "g1"]})
 
     assert inputs == {"generate": ["g1"]}
+
+
+def test_a_card_that_names_the_drafter_and_its_verifier_is_made_anew_for_another_name_or_place():
+    one = spec()
+
+    assert key("package", one) != key("package", one.model_copy(update={"name": "other"}))
+    assert key("package", one) != key("package", spec(verifier={"model": "/elsewhere/v"}))
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_another_verifier_changes_every_stage(stage: Any):
+    assert key(stage, spec()) != key(stage, spec(verifier={"model": "/models/w"}), verifier="v2")
+
+
+def test_the_device_of_training_is_part_of_its_key_since_it_decides_the_bits():
+    assert key("train", spec(verifier={"model": "/v", "device": "cpu"})) != key(
+        "train", spec(verifier={"model": "/v", "device": "cuda"})
+    )
+
+
+def test_how_often_training_saves_does_not_matter():
+    assert key("train", spec(training={"checkpoint_every_steps": 5})) == key("train", spec())

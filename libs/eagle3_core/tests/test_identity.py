@@ -91,6 +91,29 @@ def test_other_weights_are_another_verifier(folder, tmp_path):
     assert inspect(other).config_digest == inspect(folder).config_digest
 
 
+def test_another_end_of_answers_is_another_verifier(folder):
+    before = inspect(folder)
+    edit(folder / "generation_config.json", eos_token_id=[5, 7])
+
+    assert set(inspect(folder).eos_token_ids) > set(before.eos_token_ids)
+    assert inspect(folder).digest != before.digest
+
+
+def test_a_tensor_changed_in_place_is_another_verifier_even_far_inside_a_file(tmp_path):
+    folder = tiny_verifier(tmp_path / "wide", hidden=256, vocab=4096)
+    before = inspect(folder).weights_digest
+    place = folder / "model.safetensors"
+    length = int.from_bytes(place.read_bytes()[:8], "little")
+    header = json.loads(place.read_bytes()[8 : 8 + length])
+    middle = header["model.layers.3.mlp.up_proj.weight"]["data_offsets"][0] + 8 + length
+    data = bytearray(place.read_bytes())
+    assert 1 << 20 < middle < len(data) - (1 << 20)
+    data[middle] ^= 1
+    place.write_bytes(data)
+
+    assert inspect(folder).weights_digest != before
+
+
 def test_a_template_in_the_tokenizer_config_is_the_same_template(folder):
     before = inspect(folder)
     (folder / "chat_template.jinja").unlink()

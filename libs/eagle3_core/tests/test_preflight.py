@@ -228,7 +228,6 @@ def test_prompts_that_spell_control_tokens(folder, job):
     [
         ("data", "max_seq_len", 4096, "2048 positions"),
         ("evaluation", "num_steps", 5, "drafts deeper"),
-        ("verifier", "dtype", "bfloat16", "near_tie_logit_gap"),
     ],
 )
 def test_what_is_only_unwise_is_a_warning(folder, job, section, field, value, says):
@@ -237,6 +236,16 @@ def test_what_is_only_unwise_is_a_warning(folder, job, section, field, value, sa
     (warning,) = preflight(parse_job(job), [folder]).warnings
 
     assert says in warning
+
+
+def test_no_tie_allowed_in_low_precision_is_a_warning(folder, job):
+    job["verifier"]["dtype"] = "bfloat16"
+    assert not preflight(parse_job(job), [folder]).warnings
+    job["evaluation"]["near_tie_logit_gap"] = 0
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert "near_tie_logit_gap" in warning
 
 
 def test_answers_that_cannot_fit_are_a_warning(folder, job):

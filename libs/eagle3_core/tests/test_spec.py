@@ -102,3 +102,10 @@ def test_every_field_of_every_section_is_documented():
         if not field.description and not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
     ]
     assert undocumented == []
+
+
+def test_a_tie_is_what_the_verifiers_precision_explains_unless_the_job_says_otherwise():
+    gaps = [parse_job(job(verifier__dtype=dtype)).near_tie_logit_gap for dtype in ("float32", "bfloat16", "float16")]
+
+    assert gaps == [0.0, 0.25, 0.03125]
+    assert parse_job(job(evaluation__near_tie_logit_gap=0.5)).near_tie_logit_gap == 0.5

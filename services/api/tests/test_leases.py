@@ -298,12 +298,14 @@ def test_states_kept_while_generating_serve_extract(api):
     assert api.job(job["id"])["status"] == "succeeded"
 
 
-def test_an_identical_job_succeeds_without_a_worker(api, document):
-    api.post()
+def test_the_same_job_under_another_name_only_packages_again(api, document):
+    first = api.post()
     api.worker().run()
     twin = api.post(document("twin"))
-    assert twin["status"] == "succeeded"
-    assert all(s["reused"] for s in twin["stages"])
+    assert [s["name"] for s in twin["stages"] if not s["reused"]] == ["package"]
+    assert twin["stages"][5]["reused_from"] == [first["id"]]
+    assert api.worker().run() == ["package"]
+    assert api.job(twin["id"])["status"] == "succeeded"
 
 
 def test_a_cached_result_whose_objects_are_gone_is_made_again(api, document):
@@ -312,7 +314,7 @@ def test_a_cached_result_whose_objects_are_gone_is_made_again(api, document):
     lost = next((api.folder / "objects" / "default" / "vocab" / job["id"]).rglob("*out.bin"))
     lost.unlink()
     api.post(document("hen"))
-    assert api.worker().run() == ["vocab"]
+    assert api.worker().run() == ["vocab", "package"]
 
 
 def test_the_first_result_under_a_key_wins(api, document):

@@ -213,7 +213,7 @@ def make_report(job: dict[str, Any], drafter: dict[str, Any] | None, seconds: fl
     """What the demo found, as it is written to report.json. The same figures come from GET /jobs/{id}."""
     figures = (
         "verdict", "acceptance_length", "acceptance_by_position", "lossless", "seen_ngram_share", "prompts", "looping_share",
-        "predicted_speedup",
+        "predicted_speedup", "reasons",
     )  # fmt: skip
     return {
         "job_id": job["id"],

@@ -95,7 +95,8 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
             f"takes {speed['verify_chain_ms']:.0f} ms, one token {speed['verify_1_ms']:.0f} ms, a draft {speed['draft_ms']:.0f} ms"
         )
     verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}")
-    return Group(head, table, *map(Text, lines), verdict)
+    why = [Text(f"  {reason}") for reason in job.get("reasons") or []]
+    return Group(head, table, *map(Text, lines), verdict, *why)
 
 
 def job_view(job: dict[str, Any]) -> RenderableType:

@@ -30,13 +30,15 @@ class Stage:
     fans_out: bool = False
     drops: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Fields of a section that do not change this stage's result."""
+    names: bool = False
+    """Whether the result names the drafter and the place of its verifier, as a card does: then both are in the key."""
 
 
 # `reads` of extract: the units of generate where it runs, else slices of prepare's samples.
 STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
-        # dtype and aux_layers decide how many bytes the states will need; what prepare commits is the same for all.
+        # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
         Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 1,
               drops={"verifier": ("backend", "device"), "extraction": ("codec", "shard_bytes"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
@@ -49,13 +51,15 @@ STAGES: dict[StageName, Stage] = {
         Stage("generate", "extract", ("prepare",), ("verifier", "data"), 1, fans_out=True,
               drops={"data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
         Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
-        Stage("vocab", "prep", ("prepare", "generate"), ("vocab",), 1),
-        Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 1,
-              drops={"verifier": ("device", "backend"), "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples"),
-                     "training": ("keep_checkpoints",)}),
-        Stage("evaluate", "evaluate", ("prepare", "generate", "train", "vocab"), ("verifier", "evaluation"), 1, fans_out=True,
+        Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 2,
+              drops={"verifier": ("dtype", "backend", "device", "revision")}),
+        Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 2,
+              drops={"verifier": ("backend",),
+                     "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples", "max_seq_len"),
+                     "training": ("keep_checkpoints", "checkpoint_every_steps")}),
+        Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 2, fans_out=True,
               drops={"evaluation": ("prompts", "gate")}),
-        Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "evaluation"), 1),
+        Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 2, names=True),
     )
 }  # fmt: skip
 
@@ -131,7 +135,9 @@ def unit_key(
         if isinstance(value, dict):
             value = {k: v for k, v in value.items() if k not in entry.drops.get(section, ())}  # type: ignore[reportUnknownVariableType]
         config[section] = value
-    if "verifier" in config:
+    if entry.names:
+        config["name"] = spec.name
+    elif "verifier" in config:
         config["verifier"]["model"] = sources["verifier"]
     return digest_json(
         {

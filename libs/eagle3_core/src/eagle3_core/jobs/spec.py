@@ -14,6 +14,10 @@ Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
+NEAR_TIE_LOGIT_GAP = {"float32": 0.0, "bfloat16": 0.25, "float16": 0.03125}
+"""Two units in the last place of a logit between 16 and 32, in which different batch shapes may round differently."""
+
+
 class Section(BaseModel):
     """A part of a job: frozen, and closed to unknown fields."""
 
@@ -248,8 +252,9 @@ class Evaluation(Section):
     batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     """Prompts decoded side by side."""
 
-    near_tie_logit_gap: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    """In less than float32: the largest gap between two logits that still counts as a tie when outputs part."""
+    near_tie_logit_gap: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    """Largest gap between two logits that still counts as a tie when outputs part. null = 0 in float32, and two steps of
+    the number format at logits of 16 to 32 in lower precision: 0.25 in bfloat16, 0.03125 in float16."""
 
     gate: Gate = Gate()
 
@@ -258,7 +263,7 @@ class StageResources(Section):
     """What one stage's units ask for."""
 
     threads: Positive | None = None
-    """CPU threads of a unit; null = one for fan-out stages where several workers share a machine, else all cores."""
+    """CPU threads of a unit. null = 1: more workers beside each other (`aerie up --workers`) use more cores better."""
 
 
 class Resources(Section):
@@ -276,6 +281,8 @@ class JobSpec(Section):
     """Name of the drafter; unique among living jobs and finished drafters of a tenant."""
 
     verifier: VerifierSpec
+    """The large model."""
+
     datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1)]
     """Training data, one source or many, mixed by weight."""
 
@@ -287,6 +294,12 @@ class JobSpec(Section):
     resources: Resources = Resources()
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """Up to 16 free key-value pairs, kept and shown, never interpreted."""
+
+    @property
+    def near_tie_logit_gap(self) -> float:
+        """The gap that counts as a tie: the one asked for, or what the verifier's precision explains."""
+        asked = self.evaluation.near_tie_logit_gap
+        return NEAR_TIE_LOGIT_GAP[self.verifier.dtype] if asked is None else asked
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:

@@ -95,7 +95,7 @@ def _row(
     chain, plain = measured.chain, measured.plain
     prompt, answer = chain.ids[: chain.prompt_len], chain.answer
     verdict = compare(
-        verifier, prompt, answer, plain.ids[plain.prompt_len :], ctx.spec.evaluation.near_tie_logit_gap
+        verifier, prompt, answer, plain.ids[plain.prompt_len :], ctx.spec.near_tie_logit_gap
     )  # fmt: skip
     if not verdict.equal:
         ctx.log(

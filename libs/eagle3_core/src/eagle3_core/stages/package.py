@@ -17,6 +17,7 @@ from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.stages.context import StageContext
+from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.verifier.contract import CaptureContract, agree
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -89,4 +90,15 @@ def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path
         "speculators": {"model_type": "eagle3"},
         "report": dict(facts.report),
     }
-    return ctx.done(writer.commit(result, contract=contract), result)
+    commit = ctx.done(writer.commit(result, contract=contract), result)
+    _discard_checkpoints(ctx)
+    return commit
+
+
+def _discard_checkpoints(ctx: StageContext) -> None:
+    """Train is committed, so nothing will resume it: its checkpoints (weights and optimizer states) go."""
+    for trained in ctx.manifests("train"):
+        Checkpoints(
+            ctx.store, tenant=ctx.assignment.tenant, provenance=trained.unit_key, fence=trained.fence, keep=1,
+            scratch=ctx.scratch, warn=lambda text: ctx.log(text, level="warning"),
+        ).discard()  # fmt: skip

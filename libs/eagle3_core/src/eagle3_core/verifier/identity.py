@@ -54,7 +54,7 @@ class Identity:
     revision: str
     """Revision as the job states it; a label, no part of the digest."""
     digest: str
-    """Digest over the four below."""
+    """Digest over the four below and the tokens that end an answer: another end gives other answers."""
     config_digest: str
     tokenizer_digest: str
     chat_template_digest: str
@@ -105,13 +105,14 @@ def inspect(folder: Path, *, revision: str = "local") -> Identity:
         "weights": weights.digest,
     }
     generation = read_json_if_there(folder / "generation_config.json", VerifierConfig)
+    eos = _eos(config, text, generation, special_ids)
     heads = _count(text, "num_attention_heads")
     hidden = _count(text, "hidden_size")
     return Identity(
         name=folder.name,
         folder=folder,
         revision=revision,
-        digest=digest_json(digests),
+        digest=digest_json({**digests, "eos": list(eos)}),
         config_digest=digests["config"],
         tokenizer_digest=digests["tokenizer"],
         chat_template_digest=digests["chat_template"],
@@ -128,7 +129,7 @@ def inspect(folder: Path, *, revision: str = "local") -> Identity:
         vocab_size=_count(text, "vocab_size"),
         max_position_embeddings=_count(text, "max_position_embeddings"),
         tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in weights.tensors),
-        eos_token_ids=_eos(config, text, generation, special_ids),
+        eos_token_ids=eos,
         bos_token_id=_one_id(special_ids.get("bos_token"), generation.get("bos_token_id"), text.get("bos_token_id")),
         pad_token_id=_one_id(special_ids.get("pad_token"), generation.get("pad_token_id"), text.get("pad_token_id")),
         last_layer=_layer_tensors(weights.tensors, _count(text, "num_hidden_layers") - 1),

@@ -1,9 +1,8 @@
 """Where the captured states come from: hooks that find their place in any Llama-like model, and prove it.
 
 Aux state i is the input of decoder layer i, the residual stream; `final` is the input of the final norm. Off-by-one
-layers and a final state taken after the norm are the two commonest faults of EAGLE-3 captures (training.md T2 to T4
-of the project's notes), and neither shows before the drafter serves badly. So the probe compares itself with what the
-model reports about itself before it is used.
+layers and a final state taken after the norm are the two commonest faults of EAGLE-3 captures, and neither shows
+before the drafter serves badly. So the probe compares itself with what the model reports about itself before it is used.
 
 Shapes: B rows, n tokens a row, H hidden size, N layers.
 """

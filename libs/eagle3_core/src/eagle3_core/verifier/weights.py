@@ -1,8 +1,9 @@
 """The fingerprint of a checkpoint's weights, and whether they are all there.
 
-Weights are known by name, size and the first and last MiB of every file: a terabyte checkpoint costs a few hundred MiB
-of reads. A changed middle of equal size goes unseen; a file cut short or a Git LFS pointer does not, since every header
-says how long its file must be. Pickles are refused: opening one runs its code.
+Weights are known by the name and size of every file, its first and last MiB, and the first 4 KiB of every tensor: a
+terabyte checkpoint costs some hundred MiB of reads, and a fine-tune saved in place shows, since training moves every
+tensor. A file cut short or a Git LFS pointer is refused: every header says how long its file must be. Pickles are refused
+too: opening one runs its code.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from eagle3_core.digests import digest_bytes, digest_json
 from eagle3_core.verifier.folder import MAX_JSON_BYTES, VerifierWeights, read_json, refusal
 
 MIB = 1 << 20
+SAMPLE_BYTES = 4096
+"""Read of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ def fingerprint(folder: Path) -> Weights:
             head = file.read(MIB)
             file.seek(max(0, size - MIB))
             tail = file.read(MIB)
-        tensors.update(_tensors(path, size, head))
-        parts.append([name, size, digest_bytes(head), digest_bytes(tail)])
+        places = _tensors(path, size, head)
+        tensors.update(places)
+        parts.append([name, size, digest_bytes(head), digest_bytes(tail), _samples(path, places)])
     return Weights(digest_json(parts), frozenset(tensors))
 
 
@@ -68,8 +74,18 @@ def _weight_files(folder: Path) -> list[str]:
     )
 
 
-def _tensors(path: Path, size: int, head: bytes) -> set[str]:
-    """Tensors of one file, whose length must be what its header promises. Raises VerifierWeights.
+def _samples(path: Path, places: dict[str, tuple[int, int]]) -> str:
+    """Digest of the beginning of every tensor of a file, in the order of the file."""
+    hasher = blake3()
+    with path.open("rb") as file:
+        for start, stop in sorted(places.values()):
+            file.seek(start)
+            hasher.update(file.read(min(SAMPLE_BYTES, stop - start)))
+    return hasher.hexdigest()
+
+
+def _tensors(path: Path, size: int, head: bytes) -> dict[str, tuple[int, int]]:
+    """Tensors of one file and their first and last byte; its length must be what its header promises. Raises VerifierWeights.
 
     The header's length stands in the first 8 bytes (safetensors format), little-endian.
     """
@@ -80,11 +96,18 @@ def _tensors(path: Path, size: int, head: bytes) -> set[str]:
         with path.open("rb") as file:
             file.seek(8)
             header = json.loads(file.read(length))
-        ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-        promised = 8 + length + max(ends.values(), default=0)
+        data = 8 + length
+        places = {
+            str(name): (data + int(entry["data_offsets"][0]), data + int(entry["data_offsets"][1]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+        if any(not data <= start <= stop for start, stop in places.values()):
+            raise ValueError("its header places a tensor outside the file")
+        promised = max((stop for _, stop in places.values()), default=data)
         if promised != size:
             raise ValueError(f"it has {size} bytes, its header promises {promised}")
-        return set(ends)
+        return places
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise refusal(
             VerifierWeights,

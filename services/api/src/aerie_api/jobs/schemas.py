@@ -91,6 +91,8 @@ class Job(Answer):
     reason: Problem | None
     """Why it failed."""
     verdict: Literal["pass", "fail"] | None
+    reasons: list[str] | None
+    """Why the verdict is `fail`; empty for `pass`."""
     acceptance_length: AcceptanceLength | None
     acceptance_by_position: list[float | None] | None
     lossless: bool | None
