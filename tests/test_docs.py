@@ -39,3 +39,13 @@ def test_no_page_holds_a_placeholder():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 
     assert [page.name for page in pages if re.search(r"@@|TODO|FIXME|lorem", page.read_text())] == []
+
+
+def test_every_trap_has_its_test():
+    rows = [line for line in (ROOT / "docs/traps.md").read_text().splitlines() if line.startswith("| T")]
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)` `(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "libs/eagle3_core/tests" / file).read_text(), f"{file} has no {test}"
+    assert [row.split("|")[1].strip() for row in rows] == [f"T{n}" for n in range(1, 15)]

@@ -131,20 +131,21 @@ def test_it_is_refused_with_code_field_and_remedy(name: str, client: TestClient,
     assert client.get("/jobs").json()["data"] == []
 
 
-def test_a_number_that_json_cannot_hold_is_refused(client: TestClient, job: Job):
+def test_a_number_that_json_cannot_hold_is_refused_at_its_field(client: TestClient, job: Job):
     body = json.dumps(job).replace('"lr": 0.001', '"lr": NaN')
+    assert "NaN" in body
 
     answer = client.post("/jobs", content=body, headers={"content-type": "application/json"})
 
-    assert "NaN" in body
-    assert answer.status_code in (400, 422)
-    assert answer.json()["code"] in ("request.json", "request.invalid")
+    assert (answer.status_code, answer.json()["code"]) == (422, "request.invalid")
+    assert answer.json()["errors"][0]["pointer"] == "/training/lr"
 
 
 def test_a_body_over_the_limit_is_refused(client: TestClient, job: Job):
     answer = client.post("/jobs", json={**job, "metadata": {"x": "y" * 70_000}})
 
     assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
+    assert answer.json()["remedy"]
 
 
 def test_a_drafter_name_in_use_is_refused(client: TestClient, job: Job):
@@ -153,6 +154,7 @@ def test_a_drafter_name_in_use_is_refused(client: TestClient, job: Job):
     answer = client.post("/jobs", json=job)
 
     assert (answer.status_code, answer.json()["code"]) == (409, "drafter.name_in_use")
+    assert answer.json()["errors"][0]["pointer"] == "/name"
     assert answer.json()["remedy"]
 
 

@@ -27,7 +27,7 @@ from aerie_cli.output import Json, aside, command, document, people
 from aerie_cli.report import duration, from_earlier_jobs, job_view
 from aerie_cli.up import default_workers
 from aerie_cli.watch import follow
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.tether import tethered
 
 EXAMPLE = Path("examples/smollm2")
@@ -189,7 +189,9 @@ def post(api: Api, job: dict[str, Any]) -> dict[str, Any]:
             if error.code != "drafter.name_in_use":
                 raise
             job["name"] = f"{name}-{number}"
-    raise NoCheckout(f"{NAMES} drafters are called {name}", remedy="choose another folder with --dir")
+    raise InvalidRequest(
+        f"{NAMES} drafters are called {name}", remedy="choose another folder with --dir", pointer="/name"
+    )
 
 
 def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
