@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_core.testing import tiny_tokenizer, tiny_verifier
+from eagle3_core.testing import stage_context, tiny_job, tiny_tokenizer, tiny_verifier
 from eagle3_core.verifier.identity import inspect
 
 TOKENIZER = tiny_tokenizer(272)
@@ -41,3 +41,13 @@ def test_transformers_loads_it_without_a_missing_or_a_spare_tensor(tmp_path, tie
     _, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
 
     assert {name: list(found) for name, found in loading.items() if found} == {}
+
+
+def test_a_curve_holds_numbers_and_what_is_none_goes_to_the_log(tmp_path):
+    ctx = stage_context(tmp_path, "train", tiny_job(tmp_path))
+
+    ctx.metric("grad_norm", float("nan"), 3)
+    ctx.metric("grad_norm", 2.0, 4)
+
+    assert [(m.value, m.step) for m in ctx.reporter.metrics] == [(2.0, 4)]
+    assert ctx.reporter.lines[-1].text == "grad_norm is nan at step 3"

@@ -111,11 +111,11 @@ def test_a_crash_is_reported_with_its_traceback_and_the_child_is_not_used_again(
     assert bench.child.spent
 
 
-def test_a_child_that_is_killed_is_a_retryable_failure_with_its_last_words(bench):
+def test_a_child_that_is_killed_is_a_loss_and_not_the_units_fault_and_its_last_words_are_kept(bench):
     bench.attempt("abort")
 
     failure = bench.failure()
-    assert (failure["cause"], failure["retryable"]) == ("failed", True)
+    assert (failure["cause"], failure["retryable"]) == ("worker_lost", True)
     assert failure["problem"]["code"] == "unit.child_died"
     assert "killed by SIGKILL" in failure["problem"]["detail"]
     assert failure["problem"]["context"] == {"exit_status": -9, "last_lines": ["about to abort"]}

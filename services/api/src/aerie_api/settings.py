@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     max_attempts: Annotated[int, Field(ge=1)] = 3
     """Attempts of a unit that ended in an error before its job fails."""
 
-    max_losses: Annotated[int, Field(ge=1)] = 10
+    max_losses: Annotated[int, Field(ge=1)] = 20
     """Attempts of a unit whose worker vanished before its job fails. More than `max_attempts`: machines come and go,
     yet a unit that kills every worker it meets must end."""
 

@@ -162,7 +162,9 @@ class Attempt:
             exit_status=code,
             last_lines=list(self._last_words),
         )  # fmt: skip
-        return Failure(cause=Cause.FAILED, problem=died.problem(), retryable=True)
+        # Whoever sends these signals (a person, the kernel, a node that drains) says nothing about the unit's own fault.
+        lost = code in (-signal.SIGKILL, -signal.SIGTERM)
+        return Failure(cause=Cause.WORKER_LOST if lost else Cause.FAILED, problem=died.problem(), retryable=True)
 
     def _because_asked(self) -> Failure:
         if self._why is Cause.CANCELLED:

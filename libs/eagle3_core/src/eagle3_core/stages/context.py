@@ -5,6 +5,7 @@ Everything that retries, leases, uploads and reports lives around a stage, once,
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -107,7 +108,10 @@ class StageContext:
         self.progress(total, total, unit)
 
     def metric(self, name: str, value: float, step: int) -> None:
-        """Add `value` at `step` to the curve `name`."""
+        """Add `value` at `step` to the curve `name`. A curve holds numbers: NaN and infinity go to the log instead."""
+        if not math.isfinite(value):
+            self.log(f"{name} is {value} at step {step}", level="warning")
+            return
         self.reporter.metric(Metric(name=name, value=value, step=step))
 
     def log(self, text: str, level: str = "info") -> None:
