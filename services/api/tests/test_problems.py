@@ -141,7 +141,7 @@ def test_what_nobody_foresaw_is_logged_and_not_told(make_api, document, caplog):
     problem = check(answer, 500, "internal")
     assert "swordfish" not in answer.text
     assert problem["request_id"] in caplog.text
-    assert "the secret is 42" in caplog.text
+    assert "the secret is swordfish" in caplog.text
     assert api.http.get("/jobs").json()["data"] == []
 
 
