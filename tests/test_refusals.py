@@ -160,3 +160,18 @@ def test_a_drafter_name_in_use_is_refused(client: TestClient, job: Job):
 
 def test_the_unspoiled_job_is_taken(client: TestClient, job: Job):
     assert client.post("/jobs", json=job).status_code == 202
+
+
+def test_text_that_cannot_be_sent_leaves_no_row_that_breaks_the_list(client: TestClient, job: Job):
+    body = json.dumps({**job, "metadata": {"x": "\ud800"}})
+
+    answer = client.post("/jobs", content=body, headers={"content-type": "application/json"})
+
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/metadata/x")
+    assert client.get("/jobs").json()["data"] == []
+
+
+def test_an_origin_that_is_no_url_is_foreign(client: TestClient, job: Job):
+    answer = client.post("/jobs", json=job, headers={"Origin": "http://[evil"})
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "request.origin")

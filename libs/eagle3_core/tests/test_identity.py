@@ -259,3 +259,30 @@ def test_transformers_knows_every_native_model_type():
     from transformers import CONFIG_MAPPING
 
     assert set(CONFIG_MAPPING.keys()) >= NATIVE_MODEL_TYPES
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", '{"hidden_size": NaN}'),
+        ("tokenizer_config.json", '{"x": Infinity}'),
+        ("config.json", '{"x": "\\ud800"}'),
+        ("tokenizer.json", '{"model": "x"}'),
+        ("tokenizer.json", '{"model": {}, "added_tokens": [1, null]}'),
+    ],
+)
+def test_odd_json_is_the_verifiers_fault_and_said_so(folder, file, text):
+    (folder / file).write_text(text)
+
+    with pytest.raises(VerifierFault) as refused:
+        inspect(folder)
+
+    assert refused.value.pointer == "/verifier/model"
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize("architectures", [3, True, {"a": 1}, [], None])
+def test_an_odd_list_of_architectures_is_no_crash(folder, architectures):
+    edit(folder / "config.json", architectures=architectures)
+
+    assert inspect(folder).architecture == ""

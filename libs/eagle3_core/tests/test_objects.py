@@ -98,3 +98,11 @@ def test_a_damaged_manifest_is_refused(store: LocalStore):
 
     with pytest.raises(ObjectDamaged):
         read_manifest(store, ref)
+
+
+def test_a_key_that_names_a_folder_or_lies_below_a_file_is_a_missing_object(store: LocalStore):
+    store.put_bytes("a/b", b"x")
+
+    for key in ("a", "a/b/c"):
+        with pytest.raises(ObjectMissing):
+            store.get_bytes(key)

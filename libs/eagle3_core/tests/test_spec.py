@@ -109,3 +109,24 @@ def test_a_tie_is_what_the_verifiers_precision_explains_unless_the_job_says_othe
 
     assert gaps == [0.0, 0.25, 0.03125]
     assert parse_job(job(evaluation__near_tie_logit_gap=0.5)).near_tie_logit_gap == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "pointer"),
+    [
+        ("metadata", {"x": "\ud800"}, "/metadata/x"),
+        ("metadata", {"\ud800": "x"}, "/metadata"),
+        ("verifier__revision", "\udfff", "/verifier/revision"),
+        ("datasets", [{"uri": "a\ud800"}], "/datasets/0/uri"),
+        ("metadata", {"a/b~c": "\ud800"}, "/metadata/a~1b~0c"),
+        ("metadata", {"k" * 65: "x"}, "/metadata"),
+        ("metadata", {"k": "x" * 513}, "/metadata/k"),
+        ("datasets", [{"uri": "a", "weight": 1e300}], "/datasets/0/weight"),
+    ],
+)
+def test_what_cannot_be_stored_or_sent_is_refused_where_it_stands(change: str, value: Any, pointer: str):
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job(job(**{change: value}))
+
+    assert caught.value.pointer is not None
+    assert caught.value.pointer.startswith(pointer)

@@ -1,5 +1,7 @@
 """Reading job documents, and changing them from the command line."""
 
+import contextlib
+
 import pytest
 
 from aerie_cli.jobfile import apply, parse, read_job
@@ -86,3 +88,20 @@ def test_a_document_of_the_wrong_shape_is_left_for_the_api_to_refuse(tmp_path, t
     place.write_text(text)
 
     assert read_job(str(place)) == parse(text, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    "change", ["name=2020-13-45", "name=0x_", "name=!!int x", "name=" + "[" * 3000, "datasets.\u00b2=x"]
+)
+def test_odd_values_are_words_or_refused_and_never_a_traceback(change):
+    with contextlib.suppress(InvalidRequest):
+        apply({"datasets": [{"uri": "a"}]}, [change])
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: &a {b: *a}", "2020-01-01: x"])
+def test_documents_that_json_cannot_hold_are_refused(tmp_path, text):
+    place = tmp_path / "job.yaml"
+    place.write_text(text)
+
+    with pytest.raises(InvalidRequest):
+        read_job(str(place))

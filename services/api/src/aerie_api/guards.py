@@ -101,7 +101,7 @@ class Guards:
                 remedy="address it as 127.0.0.1 or localhost, or name the host in AERIE_ALLOWED_HOSTS",
             )
         origin = headers.get("origin")
-        if origin is not None and scope["method"] in _WITH_BODY and not self._ours(urlsplit(origin).netloc):
+        if origin is not None and scope["method"] in _WITH_BODY and not self._ours(_authority(origin)):
             raise ForeignOrigin(
                 f"the page {origin[:200]!r} may not change anything here", remedy="use the API's own address"
             )
@@ -185,3 +185,11 @@ class _Answer:
         path = self._scope["path"].encode("unicode_escape").decode()[:512]
         method = self._scope["method"].encode("unicode_escape").decode()[:16]
         logger.info("%s %s %d %.1f ms %s", method, path, self.status, elapsed_ms, self._request_id)
+
+
+def _authority(origin: str) -> str:
+    """Host and port of an Origin header; of what is no URL, something that is nobody's."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return "-"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ import httpx
 import typer
 
 from aerie_cli.exits import NotReachable
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import AerieError, InvalidRequest
 
 DEFAULT_DIR = Path(".aerie")
 TIMEOUT_S = 60.0
@@ -37,11 +38,14 @@ def find_url(url: str | None, folder: Path) -> str:
     place = folder / "run" / "server.json"
     try:
         return str(json.loads(place.read_text())["url"]).rstrip("/")
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise NotReachable(
             f"no API is running: neither --url nor AERIE_URL is given, and {place} does not say",
             remedy=f"start one with `aerie up --dir {folder}`, or name one with --url",
         ) from None
+
+
+_PATH = re.compile(r"(/[A-Za-z0-9._:-]+)+")
 
 
 class Api:
@@ -73,6 +77,10 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip
         """One call's answer. Raises NotReachable, and what the API refuses as its AerieError."""
+        if not _PATH.fullmatch(path) or ".." in path.split("/"):
+            raise InvalidRequest(
+                f"{path!r} names nothing of the API", remedy="give the job's id, as `aerie status` lists it"
+            )
         given = {k: v for k, v in (query or {}).items() if v is not None}
         sent = dict(headers or {})
         content = None
@@ -80,6 +88,8 @@ class Api:
             content, sent["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
         try:
             response = self._http.request(method, path, content=content, params=given, headers=sent)
+        except UnicodeError:
+            raise InvalidRequest("a header holds what HTTP cannot carry", remedy="use plain letters in keys") from None
         except httpx.TransportError as error:
             raise NotReachable(f"{self.url} does not answer: {error}", remedy="start it with `aerie up`") from error
         if response.is_error:

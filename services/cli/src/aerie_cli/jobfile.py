@@ -36,7 +36,13 @@ def read_job(place: str, changes: Sequence[str] = ()) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidRequest(f"{place} cannot be read: {reason}", remedy="name a job document, JSON or YAML") from None
     folder = Path.cwd() if place == "-" else Path(place).absolute().parent
-    return anchored(apply(parse(text, place), changes), folder)
+    document = anchored(apply(parse(text, place), changes), folder)
+    try:
+        return json.loads(json.dumps(document, default=str))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{place} holds what JSON cannot: {error}", remedy="use names, numbers and lists"
+        ) from None
 
 
 def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -57,10 +63,10 @@ def parse(text: str, place: str) -> dict[str, Any]:
     """`text` as a document. JSON is tried first: it is exact, and YAML reads 1e-4 as a word. Raises InvalidRequest."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             document = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f", line {mark.line + 1}" if mark else ""
             raise InvalidRequest(
@@ -83,7 +89,7 @@ def apply(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
             raise InvalidRequest(f"--set {change}: not FIELD=VALUE", remedy="for instance --set training.epochs=5")
         try:
             parsed = yaml.load(value, _Loader)  # noqa: S506 - a safe loader
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             parsed = value
         _set(document, steps, parsed, change)
     return document
@@ -93,7 +99,7 @@ def _set(document: dict[str, Any], steps: Sequence[str], value: Any, change: str
     place: Any = document
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
-        if isinstance(place, list) and step.isdigit() and int(step) < len(place):
+        if isinstance(place, list) and step.isascii() and step.isdecimal() and int(step) < len(place):
             key: Any = int(step)
         elif isinstance(place, dict):
             key = step

@@ -16,14 +16,26 @@ class AlreadyUp(AerieError):
     code, status = "up.running", 409
 
 
+class UnusableFolder(AerieError):
+    """The folder for the embedded house cannot be made or written."""
+
+    code, status = "up.folder", 422
+
+
 class Lock:
     """Keeps a folder to one supervisor, by a lock that the kernel drops with its holder."""
 
     def __init__(self, folder: Path) -> None:
         """Take the lock. Raises AlreadyUp that names the holder."""
         path = folder / "run" / "up.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("a+")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = path.open("a+")
+        except OSError as error:
+            raise UnusableFolder(
+                f"{folder} cannot hold the house: {error.strerror}",
+                remedy="choose a folder that you may write with --dir",
+            ) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

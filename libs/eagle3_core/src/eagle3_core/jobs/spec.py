@@ -6,7 +6,8 @@ version cannot carry out is not in the schema, so a job is refused when it is po
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -52,7 +53,7 @@ class DatasetSpec(Section):
     format: Literal["auto", "messages", "sharegpt", "alpaca", "prompts"] = "auto"
     """Shape of a line; `auto` decides by the first line's fields."""
 
-    weight: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    weight: Annotated[FiniteFloat, Field(ge=1e-6, le=1e6)] = 1.0
     """Share of this source among all, relative to the other weights, when `max_samples` of the mix binds."""
 
     max_samples: Positive | None = None
@@ -292,7 +293,10 @@ class JobSpec(Section):
     training: Training = Training()
     evaluation: Evaluation
     resources: Resources = Resources()
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
+    metadata: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=16),
+    ] = Field(default_factory=dict)
     """Up to 16 free key-value pairs, kept and shown, never interpreted."""
 
     @property
@@ -314,13 +318,39 @@ def parse_job(document: Any) -> JobSpec:
 
     from eagle3_core.errors import InvalidRequest
 
+    if (where := _no_text(document)) is not None:
+        raise InvalidRequest(
+            "a half of a surrogate pair is no text, and nothing that is stored or sent could hold it",
+            remedy="send the document as UTF-8",
+            pointer=_pointer(where),
+        )
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        faults = [{"pointer": "/" + "/".join(map(str, e["loc"])), "detail": e["msg"]} for e in error.errors()]
+        faults = [{"pointer": _pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()]
         raise InvalidRequest(
             f"{faults[0]['pointer']}: {faults[0]['detail']}",
             remedy="docs/job.md and /openapi.json list the fields of a job",
             pointer=faults[0]["pointer"],
             faults=faults,
         ) from None
+
+
+def _pointer(steps: Iterable[str | int]) -> str:
+    """The JSON pointer (RFC 6901) of a place in a document."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+
+
+def _no_text(value: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+    """Where `value` holds a string that UTF-8 cannot encode; None if nowhere. A key is named by what it lies in."""
+    if isinstance(value, str):
+        return place if any("\ud800" <= c <= "\udfff" for c in value) else None
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        document = cast("dict[Any, Any]", value)
+        if any(_no_text(key) is not None for key in document):
+            return place
+        entries = document.items()
+    elif isinstance(value, list):
+        entries = enumerate(cast("list[Any]", value))
+    return next((found for key, part in entries if (found := _no_text(part, (*place, key))) is not None), None)

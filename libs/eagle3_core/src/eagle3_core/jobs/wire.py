@@ -7,13 +7,32 @@ Every write names the attempt's token, so a worker that lost its lease changes n
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import Cause
+
+MAX_NOTE = 500
+
+
+def sayable(value: Any) -> Any:
+    """`value` with every string made encodable: half surrogate pairs, which tokenizers can make, become `?`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {sayable(key): sayable(part) for key, part in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [sayable(part) for part in cast("list[Any]", value)]
+    return value
+
+
+Said = Annotated[str, AfterValidator(sayable)]
+"""Text that a person reads."""
+Note = Annotated[str, AfterValidator(lambda text: sayable(text)[:MAX_NOTE])]
+"""A short such text; a longer one is cut."""
 
 
 class Message(BaseModel):
@@ -73,16 +92,16 @@ class Progress(Message):
 
     done: float
     total: float
-    unit: str = "steps"
+    unit: Note = "steps"
     """What is counted: samples, tokens, steps, prompts."""
     rate_per_s: float | None = None
-    note: str = ""
+    note: Note = ""
 
 
 class Metric(Message):
     """One value of one curve."""
 
-    name: str
+    name: Note
     value: float
     step: int
 
@@ -93,7 +112,7 @@ class LogLine(Message):
     at: float
     """Seconds since the epoch."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    text: str
+    text: Said
 
 
 class Heartbeat(Message):
@@ -117,7 +136,7 @@ class Output(Message):
     stage: StageName
     key: str
     manifest: ManifestRef
-    result: dict[str, Any]
+    result: Annotated[dict[str, Any], AfterValidator(sayable)]
     """Small JSON summary that the API keeps, reduces over units and shows."""
 
 
@@ -136,7 +155,7 @@ class Failure(Message):
     """The end of an attempt without a result."""
 
     cause: Cause
-    problem: dict[str, Any]
+    problem: Annotated[dict[str, Any], AfterValidator(sayable)]
     """Problem document of the error (see `AerieError.problem`)."""
     retryable: bool = True
     logs: list[LogLine] = Field(default_factory=list[LogLine])

@@ -65,7 +65,7 @@ class LocalStore:
             with self._path(key).open("rb") as file:
                 file.seek(start)
                 return file.read() if length is None else file.read(length)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise self._missing(key) from None
 
     def fetch(self, key: str, folder: Path) -> Path:
@@ -79,7 +79,7 @@ class LocalStore:
         """Size and time of `key`."""
         try:
             status = self._path(key).stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise self._missing(key) from None
         return Stat(key, status.st_size, status.st_mtime)
 

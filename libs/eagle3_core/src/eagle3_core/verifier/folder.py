@@ -70,6 +70,10 @@ def refusal(fault: type[VerifierFault], detail: str, remedy: str) -> VerifierFau
     return fault(detail, remedy=remedy, pointer=POINTER)
 
 
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def read_json(path: Path, fault: type[VerifierFault]) -> dict[str, Any]:
     """The JSON object in `path`. Raises `fault` that names the file."""
     remedy = "download the checkpoint again, or point verifier.model at another one"
@@ -77,7 +81,8 @@ def read_json(path: Path, fault: type[VerifierFault]) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise ValueError(f"{size} bytes are more than the {MAX_JSON_BYTES} that such a file may have")
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), parse_constant=_no_number)
+        json.dumps(value, ensure_ascii=False).encode()  # half surrogate pairs are no text
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(fault, f"{path} cannot be read as JSON: {error}", remedy) from None
     if not isinstance(value, dict):

@@ -120,7 +120,7 @@ def inspect(folder: Path, *, revision: str = "local") -> Identity:
         chat_template=template,
         special_tokens=special,
         model_type=str(config.get("model_type", "")),
-        architecture=str((config.get("architectures") or [""])[0]),
+        architecture=_first(config.get("architectures")),
         hidden_size=hidden,
         num_layers=_count(text, "num_hidden_layers"),
         num_heads=heads,
@@ -214,8 +214,14 @@ def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> tuple[dic
         if role.endswith("_token") and isinstance(token, str):
             texts[role] = token
     tokenizer = read_json(folder / "tokenizer.json", VerifierTokenizer)
-    added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
-    vocabulary: Any = (tokenizer.get("model") or {}).get("vocab")
+    added, model = tokenizer.get("added_tokens") or [], tokenizer.get("model") or {}
+    if not isinstance(model, dict) or not isinstance(added, list) or not all(isinstance(e, dict) for e in added):
+        raise refusal(
+            VerifierTokenizer,
+            f"{folder / 'tokenizer.json'} has a model or added_tokens of the wrong kind",
+            "download the tokenizer again",
+        )
+    vocabulary: Any = model.get("vocab")
     known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
     known.update({str(entry.get("content")): entry.get("id") for entry in added})
     for role in ("eos_token", "bos_token"):
@@ -278,3 +284,8 @@ def _eos(
 
 def _one_id(*candidates: Any) -> int | None:
     return next((value for value in candidates if isinstance(value, int)), None)
+
+
+def _first(names: Any) -> str:
+    """The first of a list of names, empty where there is none."""
+    return str(names[0]) if isinstance(names, list) and names else ""

@@ -64,6 +64,12 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             remedy="download the checkpoint again; a random tensor would make every state worthless",
             pointer="/verifier/model",
         )
+    if spare := sorted(name for name in report["unexpected_keys"] if ".layers." in name):
+        raise UnsupportedVerifier(
+            f"the weights in {folder} hold {len(spare)} layer tensors that its config has no place for, first {spare[0]}",
+            remedy="put the config.json and the weights of one model together: a model cut short answers, but worthlessly",
+            pointer="/verifier/model",
+        )
     return model.eval().requires_grad_(False).to(device)
 
 
