@@ -5,12 +5,8 @@ Both run in float32 on one thread, batch 32, 32 new tokens, the same prompts: `.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
-from rows import Row, publish, rate
+from rows import Row, publish, rate, real_verifier
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +14,6 @@ from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.transformers import TransformersVerifier
 
-ROOT = Path(__file__).parents[1]
 PROMPTS, NEW_TOKENS = 32, 32
 
 
@@ -34,9 +29,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 def main() -> None:
     """Measure and publish."""
     torch.set_num_threads(1)
-    script = [sys.executable, str(ROOT / "examples/smollm2/verifier.py")]
-    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
-    folder = Path(printed.splitlines()[-1].strip())
+    folder = real_verifier()
     asked = prompts(Tokenizer.from_file(str(folder / "tokenizer.json")))
     ours = TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+ROOT = Path(__file__).parents[1]
 FOLDER = Path(".aerie/bench")
 
 
@@ -40,6 +43,12 @@ def rate(work: Callable[[], float], rounds: int) -> float:
         done = work()
         best = max(best, done / (time.perf_counter() - started))
     return best
+
+
+def real_verifier() -> Path:
+    """The converted SmolLM2 folder."""
+    script = [sys.executable, str(ROOT / "examples/smollm2/verifier.py")]
+    return Path(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1].strip())
 
 
 def publish(name: str, rows: list[Row]) -> None:

@@ -7,13 +7,10 @@ position. The weights are the real verifier's: `.venv/bin/python benchmarks/trai
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from rows import Row, publish, rate
+from rows import Row, publish, rate, real_verifier
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3.data import shift_batch
 
@@ -24,14 +21,7 @@ from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.testing import MemorySamples, pack, random_samples
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 
-ROOT = Path(__file__).parents[1]
 CHATS, PROMPT, ANSWER, DRAFT_VOCAB, STEPS = 4, 76, 36, 2048, 3
-
-
-def real_verifier() -> Path:
-    """The converted SmolLM2 folder."""
-    script = [sys.executable, str(ROOT / "examples/smollm2/verifier.py")]
-    return Path(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1].strip())
 
 
 def reference(drafter: Drafter, teacher: Teacher) -> Any:

@@ -10,6 +10,7 @@ for the job's history, so no other module maps errors to anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 _BY_CODE: dict[str, type[AerieError]] = {}
@@ -89,6 +90,11 @@ class InvalidRequest(AerieError):
     """The request or a configuration does not validate."""
 
     code, status = "request.invalid", 422
+
+
+def json_pointer(steps: Iterable[str | int]) -> str:
+    """The JSON pointer (RFC 6901) of a place in a document; empty for the whole of it."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def known_codes() -> dict[str, type[AerieError]]:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from eagle3_core.errors import AerieError, InvalidRequest
+from eagle3_core.errors import AerieError, InvalidRequest, json_pointer
 
 MEDIA_TYPE = "application/problem+json"
 logger = logging.getLogger(__name__)
@@ -154,5 +154,5 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
 def _pointer(location: tuple[int | str, ...]) -> str:
     """A JSON pointer for a fault in the body; `query/limit` and the like for one elsewhere."""
     place, *rest = location or ("body",)
-    inside = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in rest)
+    inside = json_pointer(rest)
     return inside or "/" if place == "body" else f"{place}{inside}"

@@ -316,29 +316,24 @@ def parse_job(document: Any) -> JobSpec:
     """`document` (decoded JSON) as a job. Raises InvalidRequest that names the first offending field and lists all."""
     from pydantic import ValidationError
 
-    from eagle3_core.errors import InvalidRequest
+    from eagle3_core.errors import InvalidRequest, json_pointer
 
     if (where := _no_text(document)) is not None:
         raise InvalidRequest(
             "a half of a surrogate pair is no text, and nothing that is stored or sent could hold it",
             remedy="send the document as UTF-8",
-            pointer=_pointer(where),
+            pointer=json_pointer(where),
         )
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        faults = [{"pointer": _pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()]
+        faults = [{"pointer": json_pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()]
         raise InvalidRequest(
             f"{faults[0]['pointer']}: {faults[0]['detail']}",
             remedy="docs/job.md and /openapi.json list the fields of a job",
             pointer=faults[0]["pointer"],
             faults=faults,
         ) from None
-
-
-def _pointer(steps: Iterable[str | int]) -> str:
-    """The JSON pointer (RFC 6901) of a place in a document."""
-    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def _no_text(value: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
