@@ -1,0 +1,1 @@
+"""The parts of a job, one module a topic. `eagle3_core.jobs.spec` puts them together and is where others import them."""

@@ -1,0 +1,20 @@
+"""What stages ask the machines for."""
+
+from __future__ import annotations
+
+from eagle3_core.jobs.sections.base import Positive, Section
+
+
+class StageResources(Section):
+    """What one stage's units ask for."""
+
+    threads: Positive | None = None
+    """CPU threads of a unit. null = 1: more workers beside each other (`aerie up --workers`) use more cores better."""
+
+
+class Resources(Section):
+    """What the stages ask for; only what is named differs from the default."""
+
+    generate: StageResources = StageResources()
+    extract: StageResources = StageResources()
+    evaluate: StageResources = StageResources()

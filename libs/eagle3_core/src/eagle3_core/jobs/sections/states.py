@@ -1,0 +1,40 @@
+"""What the drafter is made from: the verifier's hidden states and the tokens it may propose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from eagle3_core.jobs.sections.base import Section, Share
+
+
+class Extraction(Section):
+    """How hidden states are captured."""
+
+    aux_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Three layer *inputs* to capture, strictly increasing (layer i's input = Hugging Face `hidden_states[i]`).
+    Default [2, N//2, N-3]; models of fewer than 7 layers name theirs."""
+
+    codec: Literal["raw"] = "raw"
+    """How states are stored."""
+
+    shard_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    """Largest shard file, in bytes."""
+
+    @model_validator(mode="after")
+    def _three_increasing(self) -> Extraction:
+        layers = self.aux_layers
+        if layers is not None and (len(layers) != 3 or list(layers) != sorted(set(layers))):
+            raise ValueError("aux_layers must be three strictly increasing layer numbers")
+        return self
+
+
+class Vocab(Section):
+    """The drafter's vocabulary: the most frequent tokens of the training answers."""
+
+    draft_vocab_size: Annotated[int, Field(ge=1)] | None = 32000
+    """Tokens the drafter can propose; clamped, and said, when the data holds fewer distinct ones. null = all."""
+
+    min_coverage: Share = 0.8
+    """Least share of supervised tokens that the draft vocabulary must cover; below it the job fails early."""
