@@ -11,8 +11,7 @@ import pytest
 
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.states import Cause
-from eagle3_core.jobs.wire import Assignment, ChildMessage, Progress, UnitSlice
-from eagle3_core.stages.child import PipeReporter, Preload, failure_of
+from eagle3_core.jobs.wire import Assignment, ChildMessage, UnitSlice
 
 SCRIPT = Path(__file__).with_name("scripted_child.py")
 
@@ -124,18 +123,6 @@ def test_running_out_of_memory_says_which_field_makes_room(child):
     assert "on a machine with more memory" in failure.problem["remedy"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "field"), [("train", "training.batch_tokens"), ("generate", "data.regenerate.batch_size")]
-)
-def test_the_out_of_memory_errors_of_the_allocators_are_recognised(stage, field):
-    cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried")
-
-    problem = failure_of(cpu, stage).problem
-
-    assert problem["code"] == "unit.out_of_memory"
-    assert field in problem["remedy"]
-
-
 def test_a_line_that_is_no_assignment_names_its_faults_and_ends_nothing(child):
     child.feed(json.dumps({"job_id": 3}))
 
@@ -208,98 +195,3 @@ def wait_for_end(pidfd: int) -> bool:
         return bool(select.select([pidfd], [], [], 20)[0])
     finally:
         os.close(pidfd)
-
-
-class Recorder:
-    """A channel that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[ChildMessage] = []
-
-    def send(self, message: ChildMessage) -> None:
-        self.sent.append(message)
-
-
-class Later:
-    """A clock and its timers, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waiting = []
-
-    def clock(self) -> float:
-        return self.now
-
-    def later(self, seconds, act) -> None:
-        self.waiting.append((self.now + seconds, act))
-
-    def pass_to(self, now: float) -> None:
-        self.now = now
-        due, self.waiting = [w for w in self.waiting if w[0] <= now], [w for w in self.waiting if w[0] > now]
-        for _, act in due:
-            act()
-
-
-def test_progress_is_thinned_to_four_a_second_and_its_end_always_sent():
-    channel, time = Recorder(), Later()
-    reporter = PipeReporter(channel, time.clock, time.later)
-
-    for step in range(101):
-        time.pass_to(step / 64)
-        reporter.progress(Progress(done=step, total=100))
-
-    done = [message.progress.done for message in channel.sent]
-    assert done[0] == 0
-    assert done[-1] == 100
-    assert 7 <= len(done) <= 9  # 100/64 of a second
-
-
-def test_the_newest_progress_is_sent_even_if_none_follows():
-    channel, time = Recorder(), Later()
-    reporter = PipeReporter(channel, time.clock, time.later)
-
-    for note in ("", "loading the verifier", "loading its weights"):
-        reporter.progress(Progress(done=0, total=9, note=note))
-    time.pass_to(0.25)
-
-    assert [message.progress.note for message in channel.sent] == ["", "loading its weights"]
-
-
-def test_no_progress_follows_the_end_of_a_unit():
-    channel, time = Recorder(), Later()
-    reporter = PipeReporter(channel, time.clock, time.later)
-    reporter.progress(Progress(done=0, total=9))
-    reporter.progress(Progress(done=1, total=9))
-
-    reporter.close()
-    time.pass_to(10)
-
-    assert [message.progress.done for message in channel.sent] == [0, 1]
-
-
-def test_preloading_ends_after_the_import_under_way_once_a_stage_needs_the_importer(tmp_path, monkeypatch):
-    """The first module says that it is being imported and waits; the second must not be begun."""
-    (tmp_path / "slow_one.py").write_text("import gate\ngate.entered.set()\nassert gate.leave.wait(30)\n")
-    (tmp_path / "never.py").write_text("raise AssertionError('imported although a stage waits')\n")
-    (tmp_path / "gate.py").write_text("import threading\nentered, leave = threading.Event(), threading.Event()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import gate
-
-    channel = Recorder()
-    preload = Preload(channel, ["slow_one", "never"])
-    assert gate.entered.wait(30)
-    preload.enough()
-    gate.leave.set()
-    preload.wait()
-
-    assert "slow_one" in sys.modules
-    assert channel.sent == []
-
-
-def test_a_module_that_cannot_be_preloaded_is_only_said():
-    channel = Recorder()
-
-    preload = Preload(channel, ["no_such_module_at_all"])
-    preload.wait()
-
-    assert "no_such_module_at_all" in channel.sent[0].log.text
