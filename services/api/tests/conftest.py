@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 
 from aerie_api.app import create_app
 from aerie_api.house import House, Parts
+from aerie_api.leases.repository import UnitRepository
 from aerie_api.settings import Settings
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, StageName, unit_key
@@ -121,6 +122,10 @@ class Api:
 
     def stage(self, job_id: str, name: str) -> dict[str, Any]:
         return next(s for s in self.job(job_id)["stages"] if s["name"] == name)
+
+    def unit_states(self, job_id: str, stage: StageName) -> list[str]:
+        with self.house.db.read() as session:
+            return [unit.state for unit in UnitRepository(session).of_stage(job_id, stage)]
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         return self.http.get(f"/jobs/{job_id}/events?limit=1000").json()["data"]

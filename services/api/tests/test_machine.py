@@ -8,17 +8,15 @@ twice, no result replaced, no fence used twice. At the end honest workers finish
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections import namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from house_rules import TERMINAL, HouseRules, MemoryStore
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from sqlalchemy import delete
 
 from aerie_api.house import House, Parts
@@ -30,51 +28,14 @@ from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.states import IllegalMove
 from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Heartbeat, Output
 from eagle3_core.objects.manifest import UnitWriter
-from eagle3_core.objects.protocol import ObjectMissing, Stat
 
 QUEUES = ["prep", "extract", "train", "evaluate"]
-TERMINAL = {"succeeded", "failed", "cancelled"}
 LIVING = {"queued", "running", "cancelling"}
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
-ROWS: dict[str, Any] = {}
 EXAMPLES = int(os.environ.get("AERIE_TEST_EXAMPLES", "20"))
 """Random histories a run; a night can afford thousands."""
 PICK = st.integers(0, 1 << 16)
 CAUSES = st.sampled_from(["failed", "worker_lost", "preempted", "cancelled"])
-
-
-class MemoryStore:
-    """Objects in a dict."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-
-    def put_bytes(self, key: str, data: bytes) -> None:
-        self.held[key] = data
-
-    def put_file(self, key: str, path: Any) -> None:
-        self.held[key] = path.read_bytes()
-
-    def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self.stat(key)
-        return self.held[key][start : None if length is None else start + length]
-
-    def fetch(self, key: str, folder: Any) -> Any:
-        raise NotImplementedError
-
-    def stat(self, key: str) -> Stat:
-        if key not in self.held:
-            raise ObjectMissing(key)
-        return Stat(key, len(self.held[key]), 0.0)
-
-    def list(self, prefix: str) -> Iterator[Stat]:
-        return (self.stat(key) for key in sorted(self.held) if key.startswith(prefix))
-
-    def delete(self, key: str) -> None:
-        self.held.pop(key, None)
-
-    def free_bytes(self) -> int | None:
-        return None
 
 
 @dataclass
@@ -88,21 +49,16 @@ class Tools:
     document: Any
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(HouseRules):
     """One API, three workers, a few jobs."""
 
     def __init__(self, tools: Tools) -> None:
-        super().__init__()
+        super().__init__(tools.file)
         self.tools = tools
         self.claims, self.jobs = tools.house.claims, tools.house.jobs
-        self.file = sqlite3.connect(tools.file)
         self.attempts: list[Assignment] = []
         self.incarnations = {"w1": 1, "w2": 1, "w3": 1}
         self.fences: dict[str, int] = {}
-        self.commits: dict[str, Any] = {}
-        self.planned: dict[tuple[str, str], tuple[float, frozenset[str]]] = {}
-        self.status: dict[str, str] = {}
-        self.retried: set[str] = set()
 
     @initialize()
     def empty(self) -> None:
@@ -228,13 +184,6 @@ class Machine(RuleBasedStateMachine):
 
     # -- how it is done
 
-    def rows(self, table: str) -> list[Any]:
-        """All rows of `table`, as they lie in the file: nothing of the code under test stands between."""
-        cursor = self.file.execute(f"SELECT * FROM {table}")
-        if table not in ROWS:
-            ROWS[table] = namedtuple(table, [column[0] for column in cursor.description])
-        return [ROWS[table](*values) for values in cursor]
-
     def some(self, pick: int, states: set[str]) -> Any:
         rows = [row for row in self.rows("jobs") if row.status in states]
         return rows[pick % len(rows)] if rows else None
@@ -291,64 +240,6 @@ class Machine(RuleBasedStateMachine):
                 output("extract", unit_key("extract", unit.spec, piece, inputs, unit.sources, unit.tenant))
             )
         return commit
-
-    # -- what must always hold
-
-    @invariant()
-    def the_house_is_in_order(self) -> None:
-        jobs, units, stages = self.rows("jobs"), self.rows("units"), self.rows("stages")
-        self.every_job_is_moved_by_a_unit_or_ended(jobs, units)
-        self.terminal_jobs_move_only_when_asked(jobs)
-        self.stages_are_planned_once(stages, units)
-        self.stages_are_done_in_order(stages)
-        self.leases_belong_to_running_units_only(units)
-        commits = {row.key: row.manifest for row in self.rows("commits")}
-        assert {key: commits.get(key) for key in self.commits} == self.commits, "a result was replaced"
-        self.commits = commits
-
-    def every_job_is_moved_by_a_unit_or_ended(self, jobs: list[Any], units: list[Any]) -> None:
-        for job in jobs:
-            mine = {u.state for u in units if u.job_id == job.id}
-            if job.status in ("queued", "running"):
-                assert mine & {"queued", "running"}, f"{job.status} job is lost"
-            elif job.status == "cancelling":
-                assert "running" in mine
-                assert "queued" not in mine
-            else:
-                assert "queued" not in mine, f"{job.status} job still gives out work"
-                assert (job.status == "failed") == (job.reason is not None)
-                assert job.finished_at is not None
-
-    def terminal_jobs_move_only_when_asked(self, jobs: list[Any]) -> None:
-        for job in jobs:
-            old = self.status.get(job.id)
-            assert old not in TERMINAL or job.status == old or job.id in self.retried
-            self.status[job.id] = job.status
-        self.retried.clear()
-
-    def stages_are_planned_once(self, stages: list[Any], units: list[Any]) -> None:
-        for stage in stages:
-            mine = frozenset(u.id for u in units if (u.job_id, u.stage) == (stage.job_id, stage.name))
-            place = (stage.job_id, stage.name)
-            assert self.planned.setdefault(place, (stage.planned_at, mine)) == (stage.planned_at, mine)
-            if stage.planned_at is None:
-                assert not mine
-                del self.planned[place]
-
-    def stages_are_done_in_order(self, stages: list[Any]) -> None:
-        jobs: dict[str, list[str]] = {}
-        for stage in sorted(stages, key=lambda s: s.position):
-            jobs.setdefault(stage.job_id, []).append(stage.state)
-        for states in jobs.values():
-            done = states.count("succeeded")
-            assert states[:done] == ["succeeded"] * done
-            assert all(s == "pending" for s in states[done + 1 :])
-
-    def leases_belong_to_running_units_only(self, units: list[Any]) -> None:
-        for unit in units:
-            held = (unit.worker_id is not None, unit.lease_expires_at is not None)
-            assert held == ((True, True) if unit.state == "running" else (False, False))
-            assert (unit.state == "succeeded") == (unit.manifest is not None)
 
     def teardown(self) -> None:
         """Honest workers finish what is left, and every job ends."""
