@@ -10,7 +10,7 @@ for the job's history, so no other module maps errors to anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 _BY_CODE: dict[str, type[AerieError]] = {}
@@ -24,7 +24,10 @@ class AerieError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, detail: str, *, remedy: str = "", pointer: str | None = None, **context: Any) -> None:
-        """`pointer` is the JSON pointer of the offending field (RFC 6901); `context` is extra JSON-able data."""
+        """`pointer` is the JSON pointer of the offending field (RFC 6901); `context` is extra JSON-able data.
+
+        Where several fields are wrong, context `faults` lists them all: [{"pointer": ..., "detail": ...}].
+        """
         super().__init__(detail)
         self.detail = detail
         self.remedy = remedy
@@ -36,22 +39,29 @@ class AerieError(Exception):
         if "code" in cls.__dict__:
             _BY_CODE[cls.code] = cls
 
+    @property
+    def title(self) -> str:
+        """What this kind of failure is: the same for every failure of one code."""
+        return (type(self).__doc__ or self.code).strip().splitlines()[0]
+
     def problem(self, instance: str | None = None) -> dict[str, Any]:
         """This error as an RFC 9457 problem document (a JSON-able dict)."""
-        title = (type(self).__doc__ or self.code).strip().splitlines()[0]
         doc: dict[str, Any] = {
             "type": f"urn:aerie:problem:{self.code}",
-            "title": title,
+            "title": self.title,
             "status": self.status,
             "detail": self.detail,
             "code": self.code,
         }
         if self.remedy:
             doc["remedy"] = self.remedy
-        if self.pointer is not None:
+        context = dict(self.context)
+        if faults := context.pop("faults", None):
+            doc["errors"] = faults
+        elif self.pointer is not None:
             doc["errors"] = [{"pointer": self.pointer, "detail": self.detail}]
-        if self.context:
-            doc["context"] = self.context
+        if context:
+            doc["context"] = context
         if instance:
             doc["instance"] = instance
         return doc
@@ -63,27 +73,52 @@ class AerieError(Exception):
         return f"error {self.code}{where}: {self.detail}{remedy}"
 
     @classmethod
-    def from_problem(cls, doc: dict[str, Any]) -> AerieError:
-        """The error that printed `doc`, as the same type where this process knows its code."""
-        known = _BY_CODE.get(str(doc.get("code")), RemoteError)
-        errors: list[dict[str, Any]] = doc.get("errors") or [{}]
+    def from_problem(cls, doc: Mapping[str, Any]) -> AerieError:
+        """The error that printed `doc`, as the same type where this process knows its code.
+
+        Whatever `doc` holds gives an error: who reports one may be a proxy, or another program altogether.
+        """
+        code = doc.get("code")
+        known = _BY_CODE.get(code, RemoteError) if isinstance(code, str) else RemoteError
         error = known.__new__(known)
-        AerieError.__init__(
-            error,
-            str(doc.get("detail", doc.get("title", "unknown failure"))),
-            remedy=str(doc.get("remedy", "")),
-            pointer=errors[0].get("pointer"),
-            **dict(doc.get("context") or {}),
-        )
-        if known is RemoteError:
-            error.code, error.status = str(doc.get("code", "internal")), int(doc.get("status", 500))  # type: ignore[misc]
+        detail = doc.get("detail") or doc.get("title") or "unknown failure"
+        faults = _faults(doc)
+        pointer = faults[0]["pointer"] if faults else None
+        AerieError.__init__(error, str(detail), remedy=str(doc.get("remedy") or ""), pointer=pointer)
+        context = doc.get("context")
+        error.context = {str(name): value for name, value in context.items()} if isinstance(context, Mapping) else {}
+        if len(faults) > 1:
+            error.context["faults"] = faults
+        if isinstance(error, RemoteError):
+            error.take_over(doc)
         return error
+
+
+def _faults(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The offending fields that `doc` lists, as far as they name one."""
+    errors = doc.get("errors")
+    listed: list[Any] = errors if isinstance(errors, list) else []
+    return [dict(fault) for fault in listed if isinstance(fault, Mapping) and isinstance(fault.get("pointer"), str)]
 
 
 class RemoteError(AerieError):
     """A failure whose type this process does not know."""
 
     code = "remote"
+    _title = ""
+
+    @property
+    def title(self) -> str:
+        """As the other process said it."""
+        return self._title or super().title
+
+    def take_over(self, doc: Mapping[str, Any]) -> None:
+        """Be what `doc` says, as far as it says it: code, status, title."""
+        code, status, title = doc.get("code"), doc.get("status"), doc.get("title")
+        self.code = code if isinstance(code, str) and code else "internal"  # type: ignore[misc]
+        whole = isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599
+        self.status = status if whole else 500  # type: ignore[misc]
+        self._title = title if isinstance(title, str) else ""
 
 
 class InvalidRequest(AerieError):

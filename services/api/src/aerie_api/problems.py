@@ -76,12 +76,6 @@ class Unforeseen(AerieError):
 def problem_document(error: AerieError, request_id: str) -> dict[str, Any]:
     """`error` as the document that a client gets."""
     document = error.problem(f"urn:aerie:request:{request_id}")
-    context = dict(document.get("context") or {})
-    if faults := context.pop("faults", None):
-        document["errors"] = faults
-        document.pop("context", None)
-        if context:
-            document["context"] = context
     document["request_id"] = request_id
     return document
 
