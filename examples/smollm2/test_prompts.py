@@ -2,29 +2,28 @@
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
+import prompts
 import pytest
+from wording import POOLS
 
-SCRIPT = Path(__file__).with_name("prompts.py")
-prompts = SimpleNamespace(**runpy.run_path(str(SCRIPT)))  # a script, not a package: loaded by its path
+SCRIPT = Path(prompts.__file__)
 
-SPLITS = ("train", "tune", "test")
+SPLITS: tuple[prompts.Split, ...] = ("train", "tune", "test")
 TASKS = ["arith", "rewrite", "json", "code", "qa"]
 
 
-def texts(drawn: list[dict]) -> list[str]:
+def texts(drawn: list[prompts.Prompt]) -> list[str]:
     return [prompt["messages"][0]["content"] for prompt in drawn]
 
 
-def words_of_pools(split: str) -> set[str]:
-    return {word for pool in prompts.POOLS for word in prompts.words_of(pool, split)}
+def words_of_pools(split: prompts.Split) -> set[str]:
+    return {word for pool in POOLS for word in prompts.words_of(pool, split)}
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,14 +42,14 @@ def test_no_word_of_a_pool_is_shared_between_splits():
 
 
 def test_every_word_has_exactly_one_split():
-    counts = Counter(word for pool in prompts.POOLS.values() for word in pool)
+    counts = Counter(word for pool in POOLS.values() for word in pool)
 
     assert counts.most_common(1)[0][1] == 1
     assert set(counts) == set.union(*(words_of_pools(split) for split in SPLITS))
 
 
 def test_every_pool_has_at_least_two_words_in_every_split():
-    assert min(len(prompts.words_of(pool, split)) for pool in prompts.POOLS for split in SPLITS) >= 2
+    assert min(len(prompts.words_of(pool, split)) for pool in POOLS for split in SPLITS) >= 2
 
 
 def test_no_number_is_shared_between_splits():
@@ -85,7 +84,7 @@ def test_another_seed_draws_other_prompts():
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_prompt_is_filled_and_asks_the_user_side_only(split: str):
+def test_every_prompt_is_filled_and_asks_the_user_side_only(split: prompts.Split):
     for prompt in prompts.draw_prompts(split, per_task=40):
         [message] = prompt["messages"]
         assert message["role"] == "user"

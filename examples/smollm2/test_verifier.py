@@ -1,23 +1,21 @@
 """The demo's verifier is made once, whole or not at all, and holds the weights that its package carries."""
 
 import json
-import runpy
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import verifier
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from eagle3_core.verifier.identity import inspect
 
-SCRIPT = Path(__file__).with_name("verifier.py")
-example = SimpleNamespace(**runpy.run_path(str(SCRIPT)))  # a script, not a package: loaded by its path
+SCRIPT = Path(verifier.__file__)
 
 
 def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -44,7 +42,7 @@ def folder(cache):
 def test_rows_of_each_head_return_to_their_halves():
     interleaved = np.array([[0], [10], [1], [11], [100], [110], [101], [111]], np.float32)
 
-    assert example.halves_apart(interleaved, 2)[:, 0].tolist() == [0, 1, 10, 11, 100, 101, 110, 111]
+    assert verifier.halves_apart(interleaved, 2)[:, 0].tolist() == [0, 1, 10, 11, 100, 101, 110, 111]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ def test_rows_of_each_head_return_to_their_halves():
     ],
 )
 def test_tensors_get_their_hugging_face_names(theirs, ours):
-    assert example.hugging_face_name(theirs)[0] == ours
+    assert verifier.hugging_face_name(theirs)[0] == ours
 
 
 @pytest.mark.slow
@@ -107,7 +105,7 @@ def test_a_folder_that_is_not_whole_is_made_again(cache, folder):
 
     assert inspect(folder).num_layers == 30
     assert len(list((cache / "verifiers").iterdir())) == 1
-    assert json.loads((folder / "converted-from.json").read_text())["by"] == example.CONVERTER
+    assert json.loads((folder / "converted-from.json").read_text())["by"] == verifier.CONVERTER
 
 
 @pytest.mark.slow
