@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := .venv/tools/bin/uv
 RUN := .venv/bin
+BENCHMARKS := $(filter-out rows test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup demo test test-fast lint bench clean lock
 
@@ -36,7 +37,7 @@ lint: setup ## style, types, import contracts
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright
 
 bench: setup ## benchmarks that print ratios against a reference beside them; written to .aerie/bench/
-	@for b in generate train_step; do $(RUN)/python benchmarks/$$b.py || exit 1; done
+	@for b in $(BENCHMARKS); do $(RUN)/python benchmarks/$$b.py || exit 1; done
 
 lock: .venv/.ready ## resolve locks/*.in again
 	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/requirements.txt locks/requirements.in

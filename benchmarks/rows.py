@@ -1,7 +1,12 @@
-"""What every benchmark shares: rows with a reference beside them, one JSON file and one table per benchmark."""
+"""What every benchmark shares: rows with a reference beside them, one JSON file and one table per benchmark.
+
+A benchmark is a script that calls `benchmark(measure)`. `--small` asks it for the least shape that still runs every line:
+the figures mean nothing then, but a test runs it so, and a benchmark cannot rot.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
@@ -51,14 +56,23 @@ def real_verifier() -> Path:
     return Path(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1].strip())
 
 
-def publish(name: str, rows: list[Row]) -> None:
-    """Write `.aerie/bench/NAME.json` and print the table."""
+def benchmark(measure: Callable[[bool], list[Row]]) -> None:
+    """The main program of a benchmark: `measure(small)` makes its rows, which are published under the script's name."""
+    parser = argparse.ArgumentParser(description="Measures beside a reference, prints a table, writes a JSON file.")
+    parser.add_argument("--small", action="store_true", help="the least shape: shows that it runs, measures nothing")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the JSON file (default: {FOLDER})")
+    options = parser.parse_args()
+    publish(Path(sys.argv[0]).stem, measure(options.small), options.out)
+
+
+def publish(name: str, rows: list[Row], folder: Path) -> None:
+    """Write `NAME.json` into `folder` and print the table."""
     machine = (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     document = {"machine": machine, "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
-    (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     table = Table(title=f"{name} ({machine})")
     for column in ("what", "value", "unit", "reference", "ratio"):
         table.add_column(column, justify="left" if column in ("what", "unit") else "right")

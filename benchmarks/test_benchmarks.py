@@ -1,0 +1,28 @@
+"""Every benchmark runs, in its least shape, and writes rows that can be read without knowing it."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = sorted(
+    path for path in Path(__file__).parent.glob("*.py") if path.stem != "rows" and not path.stem.startswith("test_")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_writes_rows_with_their_reference_and_ratio(script, tmp_path):
+    subprocess.run([sys.executable, script, "--small", "--out", tmp_path], check=True, cwd=tmp_path)
+
+    rows = json.loads((tmp_path / f"{script.stem}.json").read_text())["rows"]
+    assert rows
+    for row in rows:
+        assert set(row) == {"name", "value", "unit", "reference", "ratio"}
+        assert row["name"]
+        assert row["unit"]
+        assert all(math.isfinite(row[figure]) and row[figure] > 0 for figure in ("value", "reference", "ratio"))
+        assert row["ratio"] == pytest.approx(row["value"] / row["reference"])
