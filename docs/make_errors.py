@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 import sys
 
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import error_types
 
 PACKAGES = ("eagle3_core", "aerie_api", "aerie_worker", "aerie_cli")
 HEAD = """# Error codes
@@ -23,11 +23,6 @@ documents (RFC 9457, `application/problem+json`) with the status below; `again` 
 """
 
 
-def kinds(base: type[AerieError]) -> set[type[AerieError]]:
-    """Every error type below `base`."""
-    return {base}.union(*(kinds(kind) for kind in base.__subclasses__()))
-
-
 def render() -> str:
     """The page as Markdown."""
     for package in PACKAGES:
@@ -37,7 +32,7 @@ def render() -> str:
                 importlib.import_module(module.name)
     rows = {
         (kind.code, kind.status, "yes" if kind.retryable else "no", (kind.__doc__ or "").strip().splitlines()[0])
-        for kind in kinds(AerieError)
+        for kind in error_types()
         if "code" in kind.__dict__ and kind.code != "remote" and kind.__module__.split(".")[0] in PACKAGES
     }
     first = {row[0]: row for row in sorted(rows, reverse=True)}  # one line a code, where two processes raise it

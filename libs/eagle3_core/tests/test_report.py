@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle3_core.evaluate.gate import decide
 from eagle3_core.evaluate.ngrams import SeenNgrams, loops
-from eagle3_core.evaluate.report import acceptance_length, combine, expected_length, predicted_speedup
+from eagle3_core.evaluate.report import acceptance_length, combine, predicted_speedup
 from eagle3_core.jobs.results import reduce
 from eagle3_core.jobs.spec import DatasetSpec, Evaluation, Gate, parse_job
 
@@ -125,12 +125,6 @@ def test_the_predicted_speedup_is_the_length_over_the_cost_of_a_round():
     assert predicted["factor"] == 1.05
     assert predicted["break_even_acceptance_length"] == 2.0
     assert predicted_speedup(2.1, []) is None
-
-
-def test_expected_length_of_conditional_acceptances_counts_the_bonus_token():
-    assert expected_length([1.0, 1.0, 1.0]) == 4.0
-    assert expected_length([0.5, 0.5]) == 1.75
-    assert expected_length([]) == 1.0
 
 
 def test_an_answer_loops_when_eight_tokens_come_twice():

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import error_types
 
 
 def check(answer, status, code):
@@ -187,12 +187,6 @@ def test_the_document_says_that_every_error_is_a_problem(api):
 
 
 def test_the_codes_of_the_api_are_its_own():
-    from eagle3_core.errors import known_codes
+    ours = [kind for kind in error_types() if kind.__module__.startswith("aerie_api")]
 
-    ours = [kind for kind in _all(AerieError) if kind.__module__.startswith("aerie_api")]
-    assert len({kind.code for kind in ours}) == len(ours)
-    assert {kind.code for kind in ours} <= set(known_codes())
-
-
-def _all(kind):
-    return [kind, *(deeper for sub in kind.__subclasses__() for deeper in _all(sub))]
+    assert len({kind.code for kind in ours}) == len(ours) > 2

@@ -132,6 +132,6 @@ def json_pointer(steps: Iterable[str | int]) -> str:
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
-def known_codes() -> dict[str, type[AerieError]]:
-    """Every code that the imported modules define, for the documentation and for tests."""
-    return dict(sorted(_BY_CODE.items()))
+def error_types(base: type[AerieError] = AerieError) -> set[type[AerieError]]:
+    """`base` and every type below it that the imported modules define: what the page of error codes is made from."""
+    return {base}.union(*(error_types(kind) for kind in base.__subclasses__()))

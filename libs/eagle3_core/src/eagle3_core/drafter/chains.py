@@ -70,11 +70,6 @@ def _shifted(mask: Bools, by: int) -> Bools:
     return out
 
 
-def supervised_chains(mask_T: NDArray[Any], steps: int, rule: LabelRule) -> int:
-    """Chains of one document that have a valid step; 0 means there is nothing to learn from it."""
-    return int(valid_steps(mask_T, np.array([0, len(mask_T)]), steps, rule).any(1).sum())
-
-
 def plan_chains(mask_T: NDArray[Any], offsets: NDArray[Any], steps: int, rule: LabelRule) -> ChainPlan:
     """The plan of a packed batch: u8 or bool mask [T], document bounds [S+1], `steps` K."""
     valid_TK = valid_steps(mask_T, offsets, steps, rule)

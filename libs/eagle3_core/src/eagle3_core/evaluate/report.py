@@ -45,15 +45,6 @@ def acceptance_by_position(rows: Sequence[Row]) -> list[float]:
     return [_rounded(a / p) if p else 0.0 for a, p in zip(accepted, proposed, strict=True)]
 
 
-def expected_length(conditional: Sequence[float]) -> float:
-    """Tokens of a verify call with these conditional acceptances: 1 + a_1 + a_1 a_2 + ... (no answer's end counted)."""
-    total, alive = 1.0, 1.0
-    for share in conditional:
-        alive *= share
-        total += alive
-    return total
-
-
 def predicted_speedup(mean: float, costs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """What the measured costs (one mapping a unit) predict at batch 1; None where nothing was measured."""
     if not costs:
