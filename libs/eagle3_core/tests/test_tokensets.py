@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import damaged, odd_documents, tensor_files
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -95,6 +96,14 @@ def other_file(path: Path) -> None:
     save_file({"x": np.zeros(2)}, path)
 
 
+def with_names(text: str):
+    def damage(path: Path) -> None:
+        save_file(load_file(path), path, metadata={"tokenset": text})
+
+    damage.__name__ = text[:30]
+    return damage
+
+
 def bad_names(path: Path) -> None:
     save_file(load_file(path), path, metadata={"tokenset": '{"schema_version": 1, "ids": [1, 2, 3], "tasks": []}'})
 
@@ -126,6 +135,18 @@ def with_array(name: str, array: np.ndarray):
         with_array("loss_mask", np.array([0, 1, 2, 0, 0, 0], np.uint8)),
         with_array("loss_mask", np.zeros(5, np.uint8)),
         with_array("input_ids", np.zeros(6, np.int64)),
+        with_array("input_ids", np.array([1, 2, -3, 4, 5, 6], np.int32)),
+        with_array("input_ids", np.zeros((2, 3), np.int32)),
+        with_names('{"schema_version": 1, "ids": {"a": 0, "b": 0, "c": 0}, "tasks": ["t", "t", "t"]}'),
+        with_names('{"schema_version": 1, "ids": "abc", "tasks": "ttt"}'),
+        with_names('{"schema_version": 1, "ids": ["a", "b", 3], "tasks": ["t", "t", "t"]}'),
+        with_names('{"schema_version": 1, "ids": ["a", "b", "\\ud800"], "tasks": ["t", "t", "t"]}'),
+        with_names('{"schema_version": 1, "ids": ["a", "b", "c"], "tasks": ["t", "t", "t"], "more": 1}'),
+        with_names('{"schema_version": true, "ids": [], "tasks": []}'),
+        with_names("[" * 100_000),
+        with_names('{"ids":' * 50_000),
+        with_names("[1, 2]"),
+        with_names(""),
     ],
     ids=lambda damage: damage.__name__,
 )
@@ -139,6 +160,38 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, damage):
 
     assert caught.value.code == "tokens.damaged"
     assert "again" in caught.value.remedy
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("damaged") / "set.safetensors"
+
+
+@pytest.fixture(scope="module")
+def whole(place) -> bytes:
+    TokenSet.build(ROWS).save(place)
+    return place.read_bytes()
+
+
+@given(data=st.data())
+def test_any_bytes_are_a_set_that_fits_together_or_a_damaged_file(place, whole, data):
+    names = ("input_ids", "loss_mask", "sample_offsets")
+    place.write_bytes(data.draw(damaged(whole) | tensor_files(names, "tokenset") | st.binary(max_size=40) | odd_documents))
+
+    try:
+        tokens = TokenSet.load(place)
+    except TokenSetDamaged as error:
+        assert str(place) in error.detail
+        return
+    assert sum(len(tokens.sample(i)[0]) for i in range(len(tokens))) == tokens.tokens == len(tokens.loss_mask)
+    assert all(isinstance(name, str) for name in (*tokens.ids, *tokens.tasks))
+    assert tokens.tokens == 0 or tokens.input_ids.min() >= 0
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 31], [-(1 << 40)]])
+def test_a_token_that_is_no_number_of_a_token_is_refused(ids):
+    with pytest.raises(TokenSetDamaged):
+        TokenSet.build([("a", "t", ids, [0])])
 
 
 def test_a_missing_file_is_refused_by_its_name(tmp_path):

@@ -85,6 +85,16 @@ def test_tokens_beyond_the_verifiers_vocabulary_are_refused() -> None:
         Counts.of(TokenSet.build([("a", "t", [1, 12], [0, 1])]), 10)
 
 
+@pytest.mark.parametrize("token", [-1, 10, 2**31 - 1])
+def test_a_token_outside_the_vocabulary_is_named_wherever_it_lies(token: int) -> None:
+    samples = TokenSet.build([("a", "t", [1, 2], [0, 1]), ("b", "t", [3, 4], [1, 1])])
+    samples.input_ids[3] = token
+
+    with pytest.raises(VocabSize, match=f"holds token {token}, the verifier's vocabulary goes from 0 to 9"):
+        Counts.of(samples, 10)
+    assert Counts.of(samples, 10, np.array([0])).all_V.sum() == 2
+
+
 def test_coverage_is_measured_on_samples_that_were_not_counted() -> None:
     rows = [(str(i), "t", [100 + i, 3, 3, 4], [0, 1, 1, 1]) for i in range(60)]
     counted = [i for i in range(60) if not held_out(i, 0.1)]

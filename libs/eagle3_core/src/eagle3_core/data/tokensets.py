@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -27,12 +28,23 @@ Tokens = Sequence[int] | NDArray[Any]
 Kind = TypeVar("Kind", bound=np.integer[Any])
 _KEY = "tokenset"
 _DTYPES = {"input_ids": np.int32, "loss_mask": np.uint8, "sample_offsets": np.int64}
+_STORED = {"input_ids": "I32", "loss_mask": "U8", "sample_offsets": "I64"}
 
 
 class TokenSetDamaged(AerieError):
     """A file of tokenised samples cannot be read, or contradicts itself."""
 
     code, status = "tokens.damaged", 500
+
+
+class _Names(BaseModel):
+    """The metadata entry of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    schema_version: int
+    ids: list[str]
+    tasks: list[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +98,13 @@ class TokenSet:
         """The set in the file `path`. Raises TokenSetDamaged that names the file and what is wrong with it."""
         try:
             with safe_open(path, framework="numpy") as file:
-                names = json.loads((file.metadata() or {})[_KEY])
-                if names["schema_version"] != SCHEMA_VERSION:
-                    raise ValueError(f"schema version {names['schema_version']}, this reader knows {SCHEMA_VERSION}")
-                if not all(isinstance(name, str) for name in (*names["ids"], *names["tasks"])):
-                    raise ValueError("an id or a task is not a string")
-                arrays = {key: file.get_tensor(key) for key in _DTYPES}
-            return cls(**arrays, ids=names["ids"], tasks=names["tasks"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+                names = _names((file.metadata() or {})[_KEY])
+                arrays = {key: _array(file, key) for key in _DTYPES}
+            return cls(**arrays, ids=names.ids, tasks=names.tasks)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise TokenSetDamaged(
-                f"{path} is no file of tokenised samples: {error}", remedy="run the stage that wrote it again"
+                f"{path} is no file of tokenised samples: {reason}", remedy="run the stage that wrote it again"
             ) from error
         except TokenSetDamaged as error:
             raise TokenSetDamaged(f"{path}: {error.detail}", remedy=error.remedy) from None
@@ -146,8 +155,32 @@ class TokenSet:
         )
 
 
+def _names(text: str) -> _Names:
+    """The metadata entry `text`. Raises ValueError in one line."""
+    try:
+        names = _Names.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"its names: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+    if names.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {names.schema_version}, this reader knows {SCHEMA_VERSION}")
+    return names
+
+
+def _array(file: Any, key: str) -> NDArray[Any]:
+    """The tensor `key` of an open file. Its header is looked at first: not every dtype of the format has one in numpy."""
+    stored = file.get_slice(key)
+    found, wanted = stored.get_dtype(), _STORED[key]
+    if found != wanted or len(stored.get_shape()) != 1:
+        raise ValueError(f"{key} is {found} {stored.get_shape()}, not {wanted} with one dimension")
+    return file.get_tensor(key)
+
+
 def _packed(parts: Sequence[Tokens], dtype: type[Kind]) -> NDArray[Kind]:
-    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype)
+    try:
+        return np.concatenate([np.asarray(part, dtype=dtype) for part in parts]) if parts else np.zeros(0, dtype)
+    except OverflowError as error:
+        raise TokenSetDamaged(f"a token or a mask value is out of range: {error}", remedy="tokenise again") from None
 
 
 def _fault(tokens: TokenSet) -> str:
@@ -165,4 +198,6 @@ def _fault(tokens: TokenSet) -> str:
         return f"{len(offsets) - 1} samples, {len(tokens.ids)} ids, {len(tokens.tasks)} tasks"
     if total and int(tokens.loss_mask.max()) > 1:
         return "loss_mask holds values other than 0 and 1"
+    if total and int(tokens.input_ids.min()) < 0:
+        return f"a token has the number {int(tokens.input_ids.min())}"
     return ""

@@ -70,9 +70,10 @@ class Counts:
             chosen[only] = True
             inside = np.repeat(chosen, samples.lengths)
             ids, mask = ids[inside], mask[inside]
-        if len(ids) and int(ids.max()) >= vocab_size:
+        odd = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(odd):
             raise VocabSize(
-                f"a sample holds token {int(ids.max())}, the verifier's vocabulary ends at {vocab_size - 1}",
+                f"a sample holds token {int(odd[0])}, the verifier's vocabulary goes from 0 to {vocab_size - 1}",
                 remedy="use the tokenizer that belongs to the verifier",
             )
         return cls(np.bincount(ids, minlength=vocab_size), np.bincount(ids[mask], minlength=vocab_size))
