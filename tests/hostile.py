@@ -14,7 +14,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 DTYPES = ("BOOL", "U8", "I32", "I64", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F4", "U64", "C64", "F99")
-WIDTH = {"BOOL": 1, "U8": 1, "I32": 4, "I64": 8, "BF16": 2, "F32": 4, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "U64": 8, "C64": 8}
+WIDTH = {
+    "BOOL": 1,
+    "U8": 1,
+    "I32": 4,
+    "I64": 8,
+    "BF16": 2,
+    "F32": 4,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "U64": 8,
+    "C64": 8,
+}
 
 odd_numbers = st.sampled_from((-1, 0, 1, 2, 3, 1 << 31, 1 << 62, 1 << 63, 1 << 64, 10**30, 0.5, True, None, "7"))
 odd_values = st.recursive(

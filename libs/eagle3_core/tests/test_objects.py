@@ -1,11 +1,14 @@
 """Objects are whole or absent, keys cannot leave the store, and manifests catch every changed byte."""
 
+import json
 from pathlib import Path
 
 import pytest
+from hostile import damaged, odd_documents, odd_values
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle3_core.digests import digest_bytes
 from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter, fetch_file, read_manifest
@@ -98,6 +101,54 @@ def test_a_damaged_manifest_is_refused(store: LocalStore):
 
     with pytest.raises(ObjectDamaged):
         read_manifest(store, ref)
+
+
+def vouched(store: LocalStore, data: bytes) -> ManifestRef:
+    """A commit that says `data` is its manifest."""
+    store.put_bytes("m", data)
+    return ManifestRef(key="m", blake3=digest_bytes(data), content="c")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalStore, bytes]:
+    """A store and the bytes of a whole manifest."""
+    store = LocalStore(tmp_path_factory.mktemp("kept"))
+    return store, store.get_bytes(written(store).key)
+
+
+@given(data=st.data())
+def test_any_bytes_that_a_commit_vouches_for_are_refused_by_name(kept: tuple[LocalStore, bytes], data: st.DataObject):
+    store, whole = kept
+    field = st.sampled_from(sorted(json.loads(whole)))
+    changed = st.tuples(field, odd_values).map(
+        lambda pair: json.dumps({**json.loads(whole), pair[0]: pair[1]}).encode()
+    )
+
+    with pytest.raises(ObjectDamaged, match="m is no manifest|m holds content"):
+        read_manifest(store, vouched(store, data.draw(damaged(whole) | changed | odd_documents)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", "/etc/passwd"), ("key", "../../secret"), ("key", "a\0b"), ("key", "x" * 2000), ("name", "../up"),
+        ("name", ""), ("name", "/abs"), ("size", -1), ("blake3", "../x"), ("blake3", ""),
+    ],
+)  # fmt: skip
+def test_a_file_that_a_manifest_places_outside_the_store_is_refused(store: LocalStore, field: str, value: object):
+    document = json.loads(store.get_bytes(written(store).key))
+    document["files"][0][field] = value
+
+    with pytest.raises(ObjectDamaged, match=f"files.0.{field}"):
+        read_manifest(store, vouched(store, json.dumps(document).encode()))
+
+
+@pytest.mark.parametrize("change", [{"schema_version": 2}, {"unit": [0, -1, 1]}, {"created_at": 1e999}])
+def test_a_manifest_of_another_version_or_without_sense_is_refused(store: LocalStore, change: dict[str, object]):
+    document = json.loads(store.get_bytes(written(store).key))
+
+    with pytest.raises(ObjectDamaged, match=next(iter(change))):
+        read_manifest(store, vouched(store, json.dumps({**document, **change}).encode()))
 
 
 def test_a_key_that_names_a_folder_or_lies_below_a_file_is_a_missing_object(store: LocalStore):

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile import damaged, odd_documents, tensor_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from eagle3_core.digests import digest_bytes
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import Manifest, UnitWriter, read_manifest
 from eagle3_core.objects.protocol import ObjectDamaged
-from eagle3_core.shards.codecs import UnknownCodec, codec_called
-from eagle3_core.shards.format import METADATA_KEY, SampleRefused, ShardHeader, kept_positions
+from eagle3_core.shards.codecs import codec_called
+from eagle3_core.shards.format import SampleRefused, kept_positions
+from eagle3_core.shards.layout import METADATA_KEY, ShardHeader, UnknownCodec
 from eagle3_core.shards.manifest import ShardDamaged, shard_entries
 from eagle3_core.shards.reader import ShardSet
 from eagle3_core.shards.writer import ShardWriter
@@ -114,6 +117,31 @@ def test_a_flipped_byte_or_a_truncation_anywhere_names_its_file(where, flip, cut
             read(Path(folder), manifest)
 
 
+NAMES = ("input_ids", "loss_mask", "sample_offsets", "final_index", "aux", "final")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_bytes_that_a_manifest_vouches_for_are_whole_samples_or_a_named_fault(data):
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = write(Path(folder), [sample(9), sample(7)])
+        (entry,) = manifest.files
+        path = Path(folder) / "store" / entry.key
+        odd = damaged(path.read_bytes()) | tensor_files(NAMES) | odd_documents | st.binary(max_size=40)
+        path.write_bytes(content := data.draw(odd))
+        vouched = entry.model_copy(update={"size": len(content), "blake3": digest_bytes(content)})
+
+        try:
+            shards = read(Path(folder), manifest.model_copy(update={"files": [vouched]}))
+            lengths = [shards.sample(i).tokens for i in range(len(shards))]
+        except (ShardDamaged, UnknownCodec) as error:
+            assert "shard-00000.safetensors" in error.detail
+        except (SampleRefused, StatesNotFinite) as error:
+            assert error.context["sample"]
+        else:
+            assert lengths == shards.lengths.tolist() == [9, 7]
+
+
 def test_equal_samples_make_equal_bytes(tmp_path):
     first, second = (write(tmp_path / name, [sample(9), sample(5)]) for name in ("a", "b"))
 
@@ -207,12 +235,16 @@ def rewritten(root: Path, manifest: Manifest, change, header=lambda h: h) -> Man
     [
         (lambda t: t.update(sample_offsets=torch.tensor([0, 9, 9])), "sample_offsets do not rise"),
         (lambda t: t.update(sample_offsets=torch.tensor([0, 12, 9])), "sample_offsets do not rise"),
-        (lambda t: t.update(sample_offsets=torch.tensor([0, 14])), "2 samples in the manifest, 1 in the file"),
+        (lambda t: t.update(sample_offsets=torch.tensor([0, 14])), "1 samples, 2 ids, 2 tasks"),
         (lambda t: t.update(aux=t["aux"][:, :-1]), "aux .* do not fit"),
         (lambda t: t.update(aux=t["aux"].float()), "aux is F32"),
         (lambda t: t.update(final=t["final"][:-1]), "final .* do not fit"),
         (lambda t: t.update(final_index=t["final_index"].flip(0)), "final_index does not rise"),
-        (lambda t: t.update(input_ids=t["input_ids"].long()), "input_ids is torch.int64"),
+        (lambda t: t.update(input_ids=t["input_ids"].long()), "input_ids is I64"),
+        (lambda t: t.update(input_ids=t["input_ids"] - 1), "it holds token -1"),
+        (lambda t: t.update(input_ids=t["input_ids"] + V), f"tokens go from 0 to {V - 1}"),
+        (lambda t: t.update(loss_mask=t["loss_mask"] * 2), "other than 0 and 1"),
+        (lambda t: t.update(loss_mask=1 - t["loss_mask"]), "4 supervised tokens in the manifest, 10 in the file"),
         (lambda t: t.pop("loss_mask"), "loss_mask"),
         (lambda t: t.pop("aux"), "aux"),
     ],
@@ -231,7 +263,7 @@ def test_a_shard_of_a_later_codec_or_schema_is_not_guessed_at(tmp_path):
 
     with pytest.raises(ShardDamaged, match="schema version 2"):
         read(tmp_path, newer)
-    with pytest.raises(UnknownCodec, match="'zip'"):
+    with pytest.raises(UnknownCodec, match=r"shard-00000\.safetensors.*'zip'"):
         read(tmp_path, coded)
     with pytest.raises(UnknownCodec):
         codec_called("zip")

@@ -176,7 +176,9 @@ def whole(place) -> bytes:
 @given(data=st.data())
 def test_any_bytes_are_a_set_that_fits_together_or_a_damaged_file(place, whole, data):
     names = ("input_ids", "loss_mask", "sample_offsets")
-    place.write_bytes(data.draw(damaged(whole) | tensor_files(names, "tokenset") | st.binary(max_size=40) | odd_documents))
+    place.write_bytes(
+        data.draw(damaged(whole) | tensor_files(names, "tokenset") | st.binary(max_size=40) | odd_documents)
+    )
 
     try:
         tokens = TokenSet.load(place)

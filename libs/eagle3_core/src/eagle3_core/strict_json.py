@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DEPTH = 64
 """Objects and lists inside one another. Configs, headers and jobs have six at most."""
@@ -32,6 +36,16 @@ def loads_object(data: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it holds {kind_of(value)}, not an object")
     return value
+
+
+def parse_model(kind: type[Model], data: bytes | str) -> Model:
+    """The JSON `data` as a `kind`. Raises ValueError that says in one line where it is not one."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
 
 
 def check(value: Any) -> None:

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from eagle3_core.errors import AerieError
+from eagle3_core.strict_json import parse_model
 
 SCHEMA_VERSION = 1
 Tokens = Sequence[int] | NDArray[Any]
@@ -156,12 +157,8 @@ class TokenSet:
 
 
 def _names(text: str) -> _Names:
-    """The metadata entry `text`. Raises ValueError in one line."""
-    try:
-        names = _Names.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"its names: {'.'.join(map(str, first['loc']))} {first['msg']}") from None
+    """The metadata entry `text`. Raises ValueError."""
+    names = parse_model(_Names, text)
     if names.schema_version != SCHEMA_VERSION:
         raise ValueError(f"schema version {names.schema_version}, this reader knows {SCHEMA_VERSION}")
     return names

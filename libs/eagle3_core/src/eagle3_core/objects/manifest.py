@@ -10,16 +10,28 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from eagle3_core.digests import digest_bytes, digest_file, digest_json
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.wire import ManifestRef
-from eagle3_core.objects.protocol import ObjectDamaged, ObjectStore
+from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectStore, checked_key
+from eagle3_core.strict_json import parse_model
 
 SCHEMA_VERSION = 1
+
+
+def _key(value: str) -> str:
+    try:
+        return checked_key(value)
+    except BadKey as error:
+        raise ValueError(error.detail) from None
+
+
+Key = Annotated[str, AfterValidator(_key)]
+"""A path that stays inside the place it starts from: files are written and read under what a manifest says."""
 
 
 class FileEntry(BaseModel):
@@ -27,11 +39,12 @@ class FileEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: Key
     """Name within the output, for instance `shard-00000.safetensors` or `sglang/config.json`."""
-    key: str
-    size: int
-    blake3: str
+    key: Key
+    size: NonNegativeInt
+    """Bytes."""
+    blake3: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     meta: dict[str, Any] = Field(default_factory=dict)
     """Small facts about the file, for instance its sample and token counts."""
 
@@ -41,13 +54,13 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     stage: StageName
     unit_key: str
     tenant: str
-    unit: tuple[int, int, int]
-    fence: int
-    created_at: float
+    unit: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    fence: NonNegativeInt
+    created_at: FiniteFloat
     files: list[FileEntry]
     summary: dict[str, Any]
     """The unit's result: a pure function of its inputs, never a time or a place."""
@@ -140,13 +153,13 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
             f"{ref.key} hashes to {have[:16]}, its commit says {ref.blake3[:16]}", remedy="run the stage again"
         )
     try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
+        manifest = parse_model(Manifest, data)
+        content = manifest.content()
+    except ValueError as error:
         raise ObjectDamaged(f"{ref.key} is no manifest: {error}", remedy="run the stage again") from None
-    if manifest.content() != ref.content:
+    if content != ref.content:
         raise ObjectDamaged(
-            f"{ref.key} holds content {manifest.content()[:16]}, its commit says {ref.content[:16]}",
-            remedy="run the stage again",
+            f"{ref.key} holds content {content[:16]}, its commit says {ref.content[:16]}", remedy="run the stage again"
         )
     return manifest
 
@@ -154,6 +167,12 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
 def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
     """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged."""
     path = store.fetch(entry.key, folder)
+    check_file(path, entry)
+    return path
+
+
+def check_file(path: Path, entry: FileEntry) -> None:
+    """Raise ObjectDamaged unless `path` has the size and the digest that `entry` says."""
     size = path.stat().st_size
     if size != entry.size:
         raise ObjectDamaged(
@@ -165,4 +184,3 @@ def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
             f"{entry.name} ({entry.key}) hashes to {have[:16]}, its manifest says {entry.blake3[:16]}",
             remedy="delete the object and retry the job from the stage that writes it",
         )
-    return path

@@ -14,14 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from eagle3_core.errors import AerieError
+from eagle3_core.shards.layout import UnknownCodec
 from eagle3_core.verifier.base import STORED_DTYPE
-
-
-class UnknownCodec(AerieError):
-    """The shard is stored in a way that this version does not know."""
-
-    code, status = "shards.codec", 422
 
 
 class Codec(Protocol):

@@ -17,43 +17,20 @@ Shapes: N tokens of a shard, S samples, M kept final states, T tokens of one sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from eagle3_core.errors import AerieError
 from eagle3_core.verifier.base import require_finite
 from eagle3_core.verifier.contract import CaptureContract
 
-SCHEMA_VERSION = 1
-METADATA_KEY = "shard"
-INDEX_DTYPES: Mapping[str, torch.dtype] = {
-    "input_ids": torch.int32,
-    "loss_mask": torch.uint8,
-    "sample_offsets": torch.int64,
-    "final_index": torch.int32,
-}
-"""The tensors that every codec stores alike."""
-
 
 class SampleRefused(AerieError):
     """A sample cannot be stored: its parts do not fit one another."""
 
     code, status = "shards.sample", 422
-
-
-class ShardHeader(BaseModel):
-    """The metadata of a shard."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: int = SCHEMA_VERSION
-    codec: str
-    ids: list[str]
-    tasks: list[str]
 
 
 @dataclass(frozen=True)

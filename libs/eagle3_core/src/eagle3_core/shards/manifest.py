@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.manifest import FileEntry, Manifest
@@ -22,11 +22,11 @@ class ShardCounts(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    samples: int
-    tokens: int
-    supervised_tokens: int
+    samples: NonNegativeInt
+    tokens: NonNegativeInt
+    supervised_tokens: NonNegativeInt
     """Tokens whose loss mask is 1."""
-    final_states: int
+    final_states: NonNegativeInt
     """Positions at which the final state is kept."""
 
 

@@ -23,7 +23,17 @@ from torch import Tensor
 from eagle3_core.objects.manifest import FileEntry, Manifest, fetch_file
 from eagle3_core.objects.protocol import ObjectStore
 from eagle3_core.shards.codecs import Codec, codec_called
-from eagle3_core.shards.format import INDEX_DTYPES, METADATA_KEY, SCHEMA_VERSION, Sample, ShardHeader, check_sample
+from eagle3_core.shards.format import Sample, check_sample
+from eagle3_core.shards.layout import (
+    INDEX_DTYPES,
+    Index,
+    ShardHeader,
+    UnknownCodec,
+    fault,
+    index_fault,
+    read_header,
+    states_fault,
+)
 from eagle3_core.shards.manifest import ShardCounts, ShardDamaged, shard_entries, shared_contract
 from eagle3_core.verifier.contract import CaptureContract
 
@@ -113,42 +123,30 @@ def _open(path: Path, entry: FileEntry, counts: ShardCounts, contract: CaptureCo
     """The shard at `path`. Raises ShardDamaged, naming the file, where it is not what entry and contract say."""
     try:
         file = safe_open(path, framework="pt")
-        header = ShardHeader.model_validate_json((file.metadata() or {})[METADATA_KEY])
-        if header.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"schema version {header.schema_version}, this reader knows {SCHEMA_VERSION}")
-        tensors = {name: file.get_tensor(name) for name in INDEX_DTYPES}
+        header = read_header(file.metadata() or {})
+        tensors = {name: _small(file, name) for name in INDEX_DTYPES}
         codec = codec_called(header.codec)
-        shard = _Open(file, codec, header, **tensors)
-        if fault := _fault(shard, codec.shape(file, "aux"), codec.shape(file, "final"), counts, contract):
-            raise ValueError(fault)
+        index = Index(**{name: tensor.numpy() for name, tensor in tensors.items()})
+        wrong = fault(header, index, counts, contract.vocab_size) or states_fault(
+            index, codec.shape(file, "aux"), codec.shape(file, "final"), contract.hidden_size
+        )
+        if wrong:
+            raise ValueError(wrong)
+    except UnknownCodec as error:
+        raise UnknownCodec(
+            f"{entry.name} ({entry.key}): {error.detail}", remedy=error.remedy, file=entry.name
+        ) from None
     except (OSError, SafetensorError, ValueError, KeyError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ShardDamaged(
-            f"{entry.name} ({entry.key}) is no good shard: {error}", remedy="run extract again", file=entry.name
+            f"{entry.name} ({entry.key}) is no good shard: {reason}", remedy="run extract again", file=entry.name
         ) from error
-    return shard
+    return _Open(file, codec, header, **tensors)
 
 
-def _fault(
-    shard: _Open, aux: tuple[int, ...], final: tuple[int, ...], counts: ShardCounts, contract: CaptureContract
-) -> str:
-    """What contradicts itself in `shard`, or an empty string. `aux`, `final`: shapes of the stored states."""
-    for name, dtype in INDEX_DTYPES.items():
-        tensor: Tensor = getattr(shard, name)
-        if tensor.dtype != dtype or tensor.ndim != 1:
-            return f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} with one dimension"
-    tokens, offsets, index = len(shard.input_ids), shard.sample_offsets, shard.final_index
-    if len(offsets) < 1 or int(offsets[0]) != 0 or int(offsets[-1]) != tokens or not bool((offsets.diff() > 0).all()):
-        return f"sample_offsets do not rise from 0 to {tokens}"
-    if not len(shard.header.ids) == len(shard.header.tasks) == len(offsets) - 1 == counts.samples:
-        return (
-            f"{counts.samples} samples in the manifest, {len(offsets) - 1} in the file, {len(shard.header.ids)} named"
-        )
-    if len(shard.loss_mask) != tokens or tokens != counts.tokens:
-        return f"{counts.tokens} tokens in the manifest, {tokens} in the file, {len(shard.loss_mask)} mask values"
-    if aux != (tokens, 3 * contract.hidden_size) or final != (len(index), contract.hidden_size):
-        return (
-            f"aux {list(aux)} and final {list(final)} do not fit {tokens} tokens of hidden size {contract.hidden_size}"
-        )
-    if len(index) and not (int(index[0]) >= 0 and int(index[-1]) < tokens and bool((index.diff() > 0).all())):
-        return f"final_index does not rise within 0..{tokens - 1}"
-    return ""
+def _small(file: Any, name: str) -> Tensor:
+    """The small tensor `name`. Its header is looked at first: not every dtype of the format has one in torch."""
+    stored = file.get_slice(name)
+    if wrong := index_fault(name, stored.get_dtype(), tuple(stored.get_shape())):
+        raise ValueError(wrong)
+    return file.get_tensor(name)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from eagle3_core.objects.manifest import UnitWriter
 from eagle3_core.shards.codecs import codec_called
-from eagle3_core.shards.format import INDEX_DTYPES, METADATA_KEY, Sample, ShardHeader, check_sample, kept_positions
+from eagle3_core.shards.format import Sample, check_sample, kept_positions
+from eagle3_core.shards.layout import METADATA_KEY, ShardHeader
 from eagle3_core.shards.manifest import ShardCounts, shard_name
 from eagle3_core.verifier.base import States
 from eagle3_core.verifier.contract import CaptureContract
@@ -65,13 +66,13 @@ class ShardWriter:
         samples, self._waiting, self._bytes = self._waiting, [], HEADER_BYTES
         lengths = torch.tensor([0, *(s.tokens for s in samples)])
         offsets = lengths.cumsum(0)
-        index: dict[str, Tensor] = {
-            "input_ids": torch.cat([s.input_ids for s in samples]),
-            "loss_mask": torch.cat([s.loss_mask for s in samples]),
-            "sample_offsets": offsets,
-            "final_index": torch.cat([s.final_index + int(o) for s, o in zip(samples, offsets[:-1], strict=True)]),
+        kept = [s.final_index + int(o) for s, o in zip(samples, offsets[:-1], strict=True)]
+        tensors: dict[str, Tensor] = {
+            "input_ids": torch.cat([s.input_ids for s in samples]).to(torch.int32),
+            "loss_mask": torch.cat([s.loss_mask for s in samples]).to(torch.uint8),
+            "sample_offsets": offsets.to(torch.int64),
+            "final_index": torch.cat(kept).to(torch.int32),
         }
-        tensors = {name: index[name].to(dtype) for name, dtype in INDEX_DTYPES.items()}
         tensors |= self._codec.encode("aux", torch.cat([s.aux for s in samples]))
         tensors |= self._codec.encode("final", torch.cat([s.final for s in samples]))
         header = ShardHeader(codec=self._codec.name, ids=[s.id for s in samples], tasks=[s.task for s in samples])
