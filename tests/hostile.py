@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
+
+from eagle3_core.errors import AerieError
+
+Result = TypeVar("Result")
 
 DTYPES = ("BOOL", "U8", "I32", "I64", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F4", "U64", "C64", "F99")
 WIDTH = {
@@ -43,6 +47,14 @@ odd_documents = st.sampled_from(
     )
 )  # fmt: skip
 """Documents that break readers of JSON."""
+
+
+def outcome(act: Callable[[], Result]) -> tuple[Result | None, AerieError | None]:
+    """What `act` gives, or the typed error that it raises; any other exception passes."""
+    try:
+        return act(), None
+    except AerieError as error:
+        return None, error
 
 
 @st.composite

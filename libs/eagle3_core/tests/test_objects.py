@@ -124,7 +124,7 @@ def test_any_bytes_that_a_commit_vouches_for_are_refused_by_name(kept: tuple[Loc
         lambda pair: json.dumps({**json.loads(whole), pair[0]: pair[1]}).encode()
     )
 
-    with pytest.raises(ObjectDamaged, match="m is no manifest|m holds content"):
+    with pytest.raises(ObjectDamaged, match=r"m is no manifest|m holds content"):
         read_manifest(store, vouched(store, data.draw(damaged(whole) | changed | odd_documents)))
 
 
