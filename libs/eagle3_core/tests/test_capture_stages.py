@@ -11,7 +11,8 @@ import torch
 
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.drafter.config import drafter_config, read_text_config
-from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter, tensor_shapes
+from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
+from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.jobs.graph import Slice, StageName, unit_inputs, unit_key
 from eagle3_core.jobs.results import reduce

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagle3_core.drafter.config import drafter_config, read_text_config
-from eagle3_core.drafter.model import Drafter, tensor_shapes
+from eagle3_core.drafter.model import Drafter
+from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.evaluate.costs import measure_costs
 from eagle3_core.evaluate.decode import Chain, ChainDecoder, Measured, measure

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from eagle3_core.drafter.config import DrafterConfig, UnsupportedVerifier, drafter_config
-from eagle3_core.drafter.model import LAYER, Drafter, tensor_shapes
+from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.rope import llama_config
+from eagle3_core.drafter.tensors import LAYER, tensor_shapes
 from eagle3_core.drafter.verifier_parts import FINAL_NORM, VerifierParts
 
 FC_SHARE = 0.1

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from eagle3_core.drafter.build import speculators_module
 from eagle3_core.drafter.config import DrafterConfig
-from eagle3_core.drafter.model import LAYER, DraftCache, Drafter
+from eagle3_core.drafter.model import DraftCache, Drafter
+from eagle3_core.drafter.tensors import LAYER, SGLANG_LAYER
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.errors import AerieError
 from eagle3_core.verifier.layers import from_engine, sglang_engine, to_engine
 
 SGLANG_VERSIONS = "0.5.23"
 """What the accepted names were read from and the format was served with."""
-SGLANG_LAYER = "midlayer."
 SGLANG_NAMES = re.compile(
     r"fc\.weight|norm\.weight|lm_head\.weight|d2t|t2d|fc_norm\.[012]\.weight"
     r"|midlayer\.(input_layernorm|hidden_norm|post_attention_layernorm)\.weight"

@@ -47,12 +47,12 @@ from torch.nn import functional
 from eagle3_core.digests import canonical
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.rope import Rope
+from eagle3_core.drafter.tensors import LAYER, tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.errors import AerieError
 
 TENSORS_FILE = "drafter.safetensors"
 CONFIG_FILE = "drafter.json"
-LAYER = "layers.0."
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -66,29 +66,6 @@ class DrafterDamaged(AerieError):
     """A drafter's files do not hold what its config says."""
 
     code, status = "drafter.damaged", 409
-
-
-def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that training may change."""
-    c, pair = config, 2 * config.hidden_size
-    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (c.hidden_size, 3 * c.hidden_size),
-        "norm.weight": (c.hidden_size,),
-        "lm_head.weight": (c.draft_vocab_size, c.hidden_size),
-        LAYER + "self_attn.q_proj.weight": (q, pair),
-        LAYER + "self_attn.k_proj.weight": (kv, pair),
-        LAYER + "self_attn.v_proj.weight": (kv, pair),
-        LAYER + "self_attn.o_proj.weight": (c.hidden_size, q),
-        LAYER + "mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
-        LAYER + "mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
-        LAYER + "mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
-    }
-    norms = ["input_layernorm", "hidden_norm", "post_attention_layernorm"]
-    shapes |= {f"{LAYER}{norm}.weight": (c.hidden_size,) for norm in norms}
-    if c.fc_norm:
-        shapes |= {f"fc_norm.{i}.weight": (c.hidden_size,) for i in range(3)}
-    return shapes
 
 
 @dataclass(frozen=True)

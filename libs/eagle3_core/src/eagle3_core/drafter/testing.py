@@ -15,8 +15,9 @@ from torch import Tensor
 
 from eagle3_core.drafter.chains import LabelRule, plan_chains
 from eagle3_core.drafter.config import DrafterConfig
-from eagle3_core.drafter.model import Drafter, tensor_shapes
+from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import PackedBatch
+from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.shards.format import kept_positions
 from eagle3_core.verifier.contract import CaptureContract

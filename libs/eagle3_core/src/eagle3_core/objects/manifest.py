@@ -167,20 +167,18 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
 def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
     """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged."""
     path = store.fetch(entry.key, folder)
-    check_file(path, entry)
+    if fault := damage(path, entry):
+        raise ObjectDamaged(
+            f"{entry.name} ({entry.key}) {fault}",
+            remedy="delete the object and retry the job from the stage that writes it",
+        )
     return path
 
 
-def check_file(path: Path, entry: FileEntry) -> None:
-    """Raise ObjectDamaged unless `path` has the size and the digest that `entry` says."""
-    size = path.stat().st_size
-    if size != entry.size:
-        raise ObjectDamaged(
-            f"{entry.name} ({entry.key}) has {size} bytes, its manifest says {entry.size}: truncated or replaced",
-            remedy="delete the object and retry the job from the stage that writes it",
-        )
+def damage(path: Path, entry: FileEntry) -> str:
+    """How the file at `path` differs from `entry`; empty when it does not."""
+    if (size := path.stat().st_size) != entry.size:
+        return f"has {size} bytes, its manifest says {entry.size}: truncated or replaced"
     if (have := digest_file(path)) != entry.blake3:
-        raise ObjectDamaged(
-            f"{entry.name} ({entry.key}) hashes to {have[:16]}, its manifest says {entry.blake3[:16]}",
-            remedy="delete the object and retry the job from the stage that writes it",
-        )
+        return f"hashes to {have[:16]}, its manifest says {entry.blake3[:16]}"
+    return ""

@@ -8,6 +8,7 @@ too: opening one runs its code.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from eagle3_core.digests import digest_bytes, digest_json
-from eagle3_core.tensor_table import read_table
-from eagle3_core.verifier.folder import VerifierWeights, read_json, refusal
+from eagle3_core.verifier.folder import MAX_JSON_BYTES, VerifierWeights, read_json, refusal
 
 MIB = 1 << 20
 SAMPLE_BYTES = 4096
@@ -42,7 +42,7 @@ def fingerprint(folder: Path) -> Weights:
             head = file.read(MIB)
             file.seek(max(0, size - MIB))
             tail = file.read(MIB)
-        places = _tensors(path)
+        places = _tensors(path, size, head)
         tensors.update(places)
         parts.append([name, size, digest_bytes(head), digest_bytes(tail), _samples(path, places)])
     return Weights(digest_json(parts), frozenset(tensors))
@@ -84,14 +84,33 @@ def _samples(path: Path, places: dict[str, tuple[int, int]]) -> str:
     return hasher.hexdigest()
 
 
-def _tensors(path: Path) -> dict[str, tuple[int, int]]:
-    """Tensors of one file and their first and last byte; its length must be what its header promises. Raises VerifierWeights."""
+def _tensors(path: Path, size: int, head: bytes) -> dict[str, tuple[int, int]]:
+    """Tensors of one file and their first and last byte; its length must be what its header promises. Raises VerifierWeights.
+
+    The header's length stands in the first 8 bytes (safetensors format), little-endian.
+    """
+    length = int.from_bytes(head[:8], "little")
     try:
-        table = read_table(path)
-    except (OSError, ValueError) as error:
+        if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
+            raise ValueError("it has no safetensors header")
+        with path.open("rb") as file:
+            file.seek(8)
+            header = json.loads(file.read(length))
+        data = 8 + length
+        places = {
+            str(name): (data + int(entry["data_offsets"][0]), data + int(entry["data_offsets"][1]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+        if any(not data <= start <= stop for start, stop in places.values()):
+            raise ValueError("its header places a tensor outside the file")
+        promised = max((stop for _, stop in places.values()), default=data)
+        if promised != size:
+            raise ValueError(f"it has {size} bytes, its header promises {promised}")
+        return places
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise refusal(
             VerifierWeights,
             f"{path} is no whole safetensors file: {error}",
             "download this file again (a git checkout without LFS holds only pointers)",
         ) from None
-    return {name: (entry.start, entry.stop) for name, entry in table.entries.items()}
