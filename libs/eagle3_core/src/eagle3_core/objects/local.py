@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from eagle3_core.objects.protocol import ObjectMissing, Stat, StoreFull, checked_key
+from eagle3_core.objects.probe import probe_basics
+from eagle3_core.objects.protocol import Abilities, ObjectMissing, Stat, StoreFull, checked_key
 
 _TEMPORARY = ".tmp-"
 
@@ -105,6 +107,27 @@ class LocalStore:
     def free_bytes(self) -> int | None:
         """Free bytes of the file system that holds the store."""
         return shutil.disk_usage(self.root).free
+
+    def download_url(self, key: str, expires_s: int, filename: str) -> str | None:
+        """None: a folder serves nobody."""
+        return None
+
+    def abort_stale_uploads(self, older_than_s: float) -> int:
+        """Remove the temporary files of writers that died."""
+        limit, removed = time.time() - older_than_s, 0
+        for path in self.root.rglob(f"{_TEMPORARY}*"):
+            try:
+                if path.stat().st_mtime <= limit:
+                    path.unlink()
+                    removed += 1
+            except FileNotFoundError:
+                continue  # its writer was only slow
+        return removed
+
+    def probe(self) -> Abilities:
+        """Try everything once. Raises StoreUnfit."""
+        probe_basics(self)
+        return Abilities(multipart=True, conditional_put=False, presigned=False, versions=False, encrypted=False)
 
     def _missing(self, key: str) -> ObjectMissing:
         return ObjectMissing(f"no object {key} under {self.root}", remedy="run the stage that writes it again")

@@ -1,6 +1,6 @@
 """Manifests: the write-once lists that make objects count.
 
-A unit writes its files under keys that carry its fence and their content's hash, then one manifest. Nobody reads a
+A unit writes its files under keys that carry its fence, a nonce and their content's hash, then one manifest. Nobody reads a
 file that no committed manifest lists, and whoever reads one checks its size and BLAKE3. So a zombie's half-written
 objects are garbage, never data. `content` digests what was made, not where or when: downstream keys build on it.
 """
@@ -17,10 +17,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from eagle3_core.digests import digest_bytes, digest_file, digest_json
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.wire import ManifestRef
+from eagle3_core.objects.keys import Attempt, new_nonce
 from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectStore, checked_key
 from eagle3_core.strict_json import parse_model
 
 SCHEMA_VERSION = 1
+READS = 2
+"""How often damaged bytes are read before the object itself is called damaged."""
 
 
 def _key(value: str) -> str:
@@ -108,7 +111,7 @@ class UnitWriter:
         self._draft = Manifest(
             stage=stage, unit_key=unit_key, tenant=tenant, unit=unit, fence=fence, created_at=0.0, files=[], summary={}
         )
-        self._prefix = f"{tenant}/{stage}/{job_id}/{unit[0]:05d}/{fence:06d}"
+        self._prefix = Attempt(tenant, stage, job_id, unit[0], fence).prefix + new_nonce()
 
     def _add(self, name: str, digest: str, size: int, meta: dict[str, Any]) -> FileEntry:
         key = f"{self._prefix}-{digest[:16]}-{name.replace('/', '.')}"
@@ -147,11 +150,7 @@ class UnitWriter:
 
 def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     """The manifest at `ref`, checked against its digests. Raises ObjectMissing, ObjectDamaged."""
-    data = store.get_bytes(ref.key)
-    if (have := digest_bytes(data)) != ref.blake3:
-        raise ObjectDamaged(
-            f"{ref.key} hashes to {have[:16]}, its commit says {ref.blake3[:16]}", remedy="run the stage again"
-        )
+    data = _read_whole(store, ref)
     try:
         manifest = parse_model(Manifest, data)
         content = manifest.content()
@@ -164,10 +163,30 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
     return manifest
 
 
+def _read_whole(store: ObjectStore, ref: ManifestRef) -> bytes:
+    """The bytes at `ref`; read a second time if the first ones were damaged, which may have happened on the way."""
+    have = ""
+    for _ in range(READS):
+        data = store.get_bytes(ref.key)
+        if (have := digest_bytes(data)) == ref.blake3:
+            return data
+    raise ObjectDamaged(
+        f"{ref.key} hashes to {have[:16]}, its commit says {ref.blake3[:16]}", remedy="run the stage again"
+    )
+
+
 def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
-    """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged."""
+    """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged.
+
+    A copy in `folder` that is damaged is thrown away and fetched a second time.
+    """
     path = store.fetch(entry.key, folder)
-    if fault := damage(path, entry):
+    fault = damage(path, entry)
+    if fault and path.parent == folder:
+        path.unlink()
+        path = store.fetch(entry.key, folder)
+        fault = damage(path, entry)
+    if fault:
         raise ObjectDamaged(
             f"{entry.name} ({entry.key}) {fault}",
             remedy="delete the object and retry the job from the stage that writes it",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,24 @@ class StoreFull(AerieError):
     code, status, retryable = "store.full", 507, True
 
 
+class StoreUnavailable(AerieError):
+    """The object store does not answer, or not whole, however often it is asked."""
+
+    code, status, retryable = "store.unavailable", 503, True
+
+
+class StoreRefused(AerieError):
+    """The object store does not let this process in."""
+
+    code, status, retryable = "store.refused", 502, True
+
+
+class StoreUnfit(AerieError):
+    """The object store lacks what the house needs."""
+
+    code, status = "store.unfit", 500
+
+
 class BadKey(AerieError):
     """A key leaves the store or is not well formed."""
 
@@ -46,6 +64,26 @@ class Stat:
     key: str
     size: int
     modified: float
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a store was seen to do. Nothing of the house depends on the ones that may be missing."""
+
+    multipart: bool
+    """Large objects go up in parts."""
+    conditional_put: bool
+    """A second `create` of a key is refused."""
+    presigned: bool
+    """Downloads can be handed out as short-lived URLs."""
+    versions: bool
+    """Deleted objects stay as old versions; `delete` removes those too."""
+    encrypted: bool
+    """The store says that it encrypts what it is given."""
+
+    def told(self) -> str:
+        """This as a line for the log."""
+        return ", ".join(f"{name.replace('_', ' ')} {'yes' if has else 'no'}" for name, has in asdict(self).items())
 
 
 class ObjectStore(Protocol):
@@ -83,12 +121,27 @@ class ObjectStore(Protocol):
         """Room left, where the store knows it."""
         ...
 
+    def download_url(self, key: str, expires_s: int, filename: str) -> str | None:
+        """A URL from which anyone may download `key` as `filename` for `expires_s` seconds; None where the store has none.
 
-_KEY = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._=-]*(/[A-Za-z0-9_][A-Za-z0-9._=-]*)*$")
+        Only for keys that a manifest lists; the caller sees to that.
+        """
+        ...
+
+    def abort_stale_uploads(self, older_than_s: float) -> int:
+        """Throw away what uploads left that began so long ago and never ended; returns how many."""
+        ...
+
+    def probe(self) -> Abilities:
+        """Try everything once under a key of its own. Raises StoreUnfit, StoreRefused, StoreUnavailable."""
+        ...
+
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*(/[A-Za-z0-9_][A-Za-z0-9._=-]*)*")
 
 
 def checked_key(key: str) -> str:
     """`key` if it is well formed (no empty, dotted or odd segment). Raises BadKey."""
-    if len(key) > 1024 or not _KEY.match(key):
+    if len(key) > 1024 or not _KEY.fullmatch(key):
         raise BadKey(f"{key!r} is not a key", remedy="use letters, digits, '.', '_', '=', '-' between single slashes")
     return key

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3_core.digests import digest_file
+from eagle3_core.objects.keys import Training
 from eagle3_core.objects.protocol import ObjectMissing, ObjectStore
 
 FORMAT_VERSION = 1
@@ -60,7 +61,7 @@ class Checkpoints:
     ) -> None:  # fmt: skip
         self._store, self._fence, self._keep, self._scratch, self._warn = store, fence, keep, scratch, warn
         self._provenance = provenance
-        self._prefix = f"{tenant}/checkpoints/{provenance}/"
+        self._prefix = Training(tenant, provenance).prefix
 
     def save(self, step: int, tensors: dict[str, Tensor], cursor: dict[str, Any]) -> Marker:
         """Store a checkpoint of `step` steps; then older ones beyond `keep` are deleted. Raises StoreFull."""
