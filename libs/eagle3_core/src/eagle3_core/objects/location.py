@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,9 +18,20 @@ class UnknownStore(AerieError):
     code, status = "store.unknown", 500
 
 
-def store_at(url: str) -> ObjectStore:
-    """The object store at `url` (`file:///folder`). Raises UnknownStore."""
+def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectStore:
+    """The object store at `url`: `file:///folder`, or `s3://bucket/prefix?endpoint=https://host` (`objects.s3_address`).
+
+    Credentials come from `environment` alone. Raises UnknownStore, BadStoreUrl, StoreRefused.
+    """
+    scheme, _, _ = url.partition(":")
+    if scheme == "s3":
+        from eagle3_core.objects.s3 import s3_store  # its two clients take a third of a second to import
+
+        return s3_store(url, environment)
     parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UnknownStore(f"{url!r} names no object store", remedy="use file:///absolute/folder")
+    if scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UnknownStore(
+            f"a URL that begins with {scheme[:20]!r} names no object store",
+            remedy="use file:///absolute/folder or s3://bucket/prefix?endpoint=https://host",
+        )
     return LocalStore(Path(unquote(parts.path)))
