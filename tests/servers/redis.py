@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 
 import redis
+
 from servers import fetch
 from servers.process import ServerProcess, free_port
 
