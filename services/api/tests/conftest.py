@@ -1,6 +1,7 @@
 """A whole API on a temporary folder, with a clock that tests move, and a worker that speaks the real routes.
 
 The worker computes nothing: it writes real manifests with tiny files, so everything that the API checks is there.
+Whatever uses `database` (and so `make_api`, and so `api`) runs twice: on SQLite and on Postgres.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from servers.postgres import Postgres, start
+from sqlalchemy import inspect, make_url
 
 from aerie_api.app import create_app
+from aerie_api.db import Database
 from aerie_api.house import House, Parts
 from aerie_api.leases.repository import UnitRepository
 from aerie_api.settings import Settings
@@ -133,6 +137,14 @@ class Api:
     def said(self, job_id: str) -> str:
         return "\n".join(e["message"] for e in self.events(job_id))
 
+    def stored(self) -> str:
+        """Every value of every row, as the database has it."""
+        with self.house.db.engine.connect() as connection:
+            tables = inspect(connection).get_table_names()
+            return "\n".join(
+                repr(row) for table in tables for row in connection.exec_driver_sql(f"SELECT * FROM {table}")
+            )
+
     def worker(self, worker_id: str = "w1", incarnation: str = "1") -> Worker:
         return Worker(self, worker_id, incarnation)
 
@@ -222,13 +234,49 @@ class Worker:
         return ran
 
 
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A Postgres server for all tests of the session."""
+    server = start(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: Postgres) -> str:
+    """The name of a database with today's tables and nothing in them, to be copied."""
+    url = postgres.database()
+    Database(make_url(url)).close()
+    return url.rpartition("/")[2]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """Makes database URLs: the same one for the same folder, empty when first asked for."""
+    if request.param == "sqlite":
+        yield lambda folder: ""
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    template: str = request.getfixturevalue("migrated")
+    made: dict[str, str] = {}
+
+    def url(folder: str) -> str:
+        if folder not in made:
+            made[folder] = server.database(template)
+        return made[folder]
+
+    yield url
+    for given in made.values():
+        server.drop(given)
+
+
 @pytest.fixture
-def make_api(tmp_path: Path) -> Iterator[Callable[..., Api]]:
+def make_api(tmp_path: Path, database: Callable[[str], str]) -> Iterator[Callable[..., Api]]:
     """Builds an API that ends with the test; one with another `folder` shares nothing with it."""
     opened: list[Api] = []
 
     def make(folder: str = "a", **given: Any) -> Api:
-        api = Api(tmp_path / folder, **given)
+        api = Api(tmp_path / folder, **{"database_url": database(folder), **given})
         opened.append(api.__enter__())
         return api
 

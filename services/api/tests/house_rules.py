@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import namedtuple
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
+from sqlalchemy import Engine, text
 
 from eagle3_core.objects.protocol import ObjectMissing, Stat
 
@@ -51,22 +50,22 @@ class MemoryStore:
 
 
 class HouseRules(RuleBasedStateMachine):
-    """Reads the database's file after every step and holds it against the rules."""
+    """Reads the database past the code under test after every step, and holds it against the rules."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, beside: Engine) -> None:
         super().__init__()
-        self.file = sqlite3.connect(file)
+        self.beside = beside.connect()
         self.commits: dict[str, Any] = {}
         self.planned: dict[tuple[str, str], tuple[float, frozenset[str]]] = {}
         self.status: dict[str, str] = {}
         self.retried: set[str] = set()
 
     def rows(self, table: str) -> list[Any]:
-        """All rows of `table`, as they lie in the file: nothing of the code under test stands between."""
-        cursor = self.file.execute(f"SELECT * FROM {table}")
+        """All rows of `table`, as they lie there: nothing of the code under test stands between."""
+        found = self.beside.execute(text(f"SELECT * FROM {table}"))
         if table not in ROWS:
-            ROWS[table] = namedtuple(table, [column[0] for column in cursor.description])
-        return [ROWS[table](*values) for values in cursor]
+            ROWS[table] = namedtuple(table, found.keys())
+        return [ROWS[table](*values) for values in found]
 
     @invariant()
     def the_house_is_in_order(self) -> None:

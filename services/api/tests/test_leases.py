@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie_api.house import House
+from aerie_api.jobs.idempotency import IN_FLIGHT_S
 
 
 def test_a_worker_that_lost_its_lease_commits_nothing(api):
@@ -58,9 +59,9 @@ def test_claiming_takes_the_worker_token(api):
 def test_tokens_are_not_stored(api):
     api.post()
     _, unit = api.reach("prepare")
-    stored = b"".join(p.read_bytes() for p in (api.folder / "data").iterdir() if p.suffix != ".lock")
-    assert unit.token.encode() not in stored
-    assert unit.unit_run_id.encode() in stored
+    stored = api.stored()
+    assert unit.token not in stored
+    assert unit.unit_run_id in stored
 
 
 def test_a_silent_worker_loses_its_unit_to_another(api):
@@ -202,7 +203,10 @@ def test_the_older_job_is_served_first(api, document):
 def test_a_house_opens_where_an_earlier_one_died_in_a_request(make_api, document):
     api = make_api()
     house: House = api.house
-    house.idempotency.begin("k1", b"{}")
+    house.idempotency.begin("default", "k1", b"{}")
     api.__exit__()
-    again = make_api()
+    again = make_api(clock=api.clock)
+    if again.house.db.shared:  # another process may still be at work on it, for a while
+        assert again.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"}).status_code == 422
+        api.clock.pass_(IN_FLIGHT_S + 1)
     assert again.http.post("/jobs", json=document(), headers={"Idempotency-Key": "k1"}).status_code == 202

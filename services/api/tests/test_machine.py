@@ -17,7 +17,7 @@ from house_rules import TERMINAL, HouseRules, MemoryStore
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
-from sqlalchemy import delete
+from sqlalchemy import Engine, create_engine, delete
 
 from aerie_api.house import House, Parts
 from aerie_api.jobs.service import NameInUse
@@ -44,7 +44,7 @@ class Tools:
 
     house: House
     clock: Any
-    file: Path
+    beside: Engine
     results: dict[str, dict[str, Any]]
     document: Any
 
@@ -53,7 +53,7 @@ class Machine(HouseRules):
     """One API, three workers, a few jobs."""
 
     def __init__(self, tools: Tools) -> None:
-        super().__init__(tools.file)
+        super().__init__(tools.beside)
         self.tools = tools
         self.claims, self.jobs = tools.house.claims, tools.house.jobs
         self.attempts: list[Assignment] = []
@@ -253,20 +253,25 @@ class Machine(HouseRules):
             assert {j.status for j in jobs} <= TERMINAL
             assert {d.job_id for d in self.rows("drafters")} == {j.id for j in jobs if j.status == "succeeded"}
         finally:
-            self.file.close()
+            self.beside.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_no_order_of_events_loses_a_job_or_lets_a_stale_worker_write(make_api, document, tmp_path):
+def test_no_order_of_events_loses_a_job_or_lets_a_stale_worker_write(make_api, document, database, tmp_path):
     from_fixture = make_api("fixture")
     clock, parts = from_fixture.clock, from_fixture.parts
+    given = Settings(
+        run_dir=tmp_path / "run", data_dir=tmp_path / "data", max_losses=3, database_url=database("machine")
+    )
     house = House(
-        Settings(run_dir=tmp_path / "run", data_dir=tmp_path / "data", max_losses=3),
+        given,
         Parts(preflight=parts.preflight, reduce=parts.reduce, clock=clock, store=MemoryStore(), reaper=False),
     )
     results = {"prepare": {"samples": 4, "eval_prompts": 4}, "package": from_fixture.results["package"]}
-    tools = Tools(house, clock, tmp_path / "data" / "aerie.db", results, document)
+    place = given.database
+    beside = create_engine(f"sqlite:///{place}" if isinstance(place, Path) else place, isolation_level="AUTOCOMMIT")
+    tools = Tools(house, clock, beside, results, document)
     try:
         run_state_machine_as_test(
             lambda: Machine(tools),
@@ -280,4 +285,5 @@ def test_no_order_of_events_loses_a_job_or_lets_a_stale_worker_write(make_api, d
             ),
         )
     finally:
+        beside.dispose()
         house.close()

@@ -12,15 +12,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import inspect, select
+from sqlalchemy import select
 
-from aerie_api.db import Database, DatabaseInUse, downgrade, tell, upgrade
+from aerie_api.db import Database, tell
+from aerie_api.engines import DatabaseInUse
 from aerie_api.house import WeakToken, worker_token
 from aerie_api.openapi import text
 from aerie_api.settings import InvalidSettings, RemoteBindRefused, Settings, read_settings
-from aerie_api.tables import Base, Worker
+from aerie_api.tables import Worker
 
 
 @pytest.fixture
@@ -32,20 +31,6 @@ def db(tmp_path):
 
 def a_worker() -> Worker:
     return Worker(id="w", incarnation="1", queues=[], first_seen=0, last_seen=0)
-
-
-def test_migrations_make_exactly_the_tables_that_the_code_uses(db):
-    with db.engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
-
-
-def test_migrations_go_down_and_up_again(db):
-    with db.engine.begin() as connection:
-        downgrade(connection, "base")
-    assert inspect(db.engine).get_table_names() == ["alembic_version"]
-    with db.engine.begin() as connection:
-        upgrade(connection)
-    assert set(Base.metadata.tables) < set(inspect(db.engine).get_table_names())
 
 
 def test_only_one_process_opens_the_database(db, tmp_path):

@@ -1,55 +1,90 @@
-"""The database: one process, one file, one writer at a time.
+"""Sessions on the one database that holds the truth: SQLite for one process, Postgres for as many as are needed.
 
-SQLite in WAL mode. A writing transaction begins with BEGIN IMMEDIATE, so what it read stays true until it commits,
-and a lock file keeps a second API process out, which is what makes SQLite safe here. Sessions are the only thing that
-services see: on Postgres they come from another engine, and rows that a service decides about are locked by
-`with_for_update`, which SQLite does not need and ignores.
+What a writing transaction read must stay true until it commits. On SQLite a lock lets one writer at a time in, and its
+transaction begins with BEGIN IMMEDIATE. On Postgres writers run beside each other, and every service locks the rows that
+it decides about: the job first (`JobRepository.locked`), then what belongs to it, so that no two writers wait for each
+other in a circle. Where that cannot be kept, Postgres ends one of them and the request is run again, whole (`guards`).
 
 What a transaction wants told once it is committed (work to claim, news to read) is noted with `tell`, and said after
-the commit and only then.
+the commit and only then: in this process, and on Postgres in all of them (`notices`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
+import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal, get_args
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Session
 
-from eagle3_core.errors import AerieError
+from aerie_api.engines import DatabaseAway, lock_file, postgres_engine, sqlite_engine
+from aerie_api.notices import Notices
 
 Topic = Literal["work", "news"]
-BUSY_TIMEOUT_S = 30.0
-
-
-class DatabaseInUse(AerieError):
-    """Another API process has the database open."""
-
-    code, status = "database.in_use", 500
+START_PATIENCE_S = 60.0
+"""How long a starting process waits for Postgres to answer."""
+logger = logging.getLogger(__name__)
 
 
 class Database:
-    """Sessions on the file `path`, upgraded to the newest revision. Raises DatabaseInUse."""
+    """Sessions on `place` (a SQLite file, or the URL of a Postgres database), upgraded to the newest revision.
 
-    def __init__(self, path: Path, on_commit: Callable[[Topic], None] = lambda topic: None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock_file = _lock(path)
+    Raises DatabaseInUse (a SQLite file that another process has open), DatabaseAway (Postgres does not answer).
+    """
+
+    def __init__(
+        self, place: Path | URL, on_commit: Callable[[Topic], None] = lambda topic: None, connections: int = 20
+    ) -> None:
         self._on_commit = on_commit
-        self._one_writer = threading.Lock()
-        self.engine = _engine(path)
-        self._writer = self.engine.execution_options(aerie_begin="BEGIN IMMEDIATE")
+        self.shared = isinstance(place, URL)
+        """Whether other API processes may have it open too."""
+        self._notices: Notices | None = None
+        if isinstance(place, URL):
+            self.engine = postgres_engine(place, connections)
+            self._one_writer = nullcontext()
+            self._writer = self.engine.execution_options(isolation_level="READ COMMITTED")
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._migrate_patiently()
+            self._notices = Notices(self.engine, get_args(Topic), lambda topic: on_commit(topic))  # type: ignore[arg-type]
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_file = lock_file(place)
+            self.engine = self._reader = sqlite_engine(place)
+            self._one_writer = threading.Lock()
+            self._writer = self.engine.execution_options(aerie_begin="BEGIN IMMEDIATE")
+            self._migrate()
+
+    def _migrate_patiently(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE_S
+        while True:
+            try:
+                return self._migrate()
+            except OperationalError as error:
+                why = str(error.orig).strip().partition("\n")[0]
+                if time.monotonic() > deadline:
+                    raise DatabaseAway(
+                        f"{self.engine.url.render_as_string(hide_password=True)}: {why}",
+                        remedy="start Postgres, or correct AERIE_DATABASE_URL and the password",
+                    ) from None
+                logger.warning("waiting for Postgres: %s", why)
+                time.sleep(1.0)
+
+    def _migrate(self) -> None:
         with self._writer.begin() as connection:
+            if self.shared:  # one process migrates, the others wait for it; a migration may take as long as it needs
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": lock_number("migrations")})
             upgrade(connection)
 
     @contextmanager
@@ -57,19 +92,42 @@ class Database:
         """A transaction that may write: committed at the end of the block, rolled back if it raises."""
         with self._one_writer, Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
-        for topic in sorted(session.info.get("topics", ())):
+            topics: list[Topic] = sorted(session.info.get("topics", ()))
+            if self._notices is not None:
+                for topic in topics:
+                    self._notices.send(session, topic)
+        for topic in topics:
             self._on_commit(topic)
 
     @contextmanager
     def read(self) -> Generator[Session]:
         """A transaction that sees one state of the database and changes nothing."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        with Session(self._reader, expire_on_commit=False) as session:
             yield session
+
+    @contextmanager
+    def alone(self, what: str) -> Generator[bool]:
+        """Whether this process alone, of all that share the database, is in a block called `what`."""
+        if not self.shared:
+            yield True
+            return
+        with Session(self._writer) as session, session.begin():
+            session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+            taken = session.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": lock_number(what)})
+            yield bool(taken)
 
     def close(self) -> None:
         """Close every connection and let the next process in."""
+        if self._notices is not None:
+            self._notices.close()
         self.engine.dispose()
-        self._lock_file.close()
+        if not self.shared:
+            self._lock_file.close()
+
+
+def lock_number(what: str) -> int:
+    """The key of the advisory lock called `what`: 63 bits of a hash, so that names need no registry."""
+    return int.from_bytes(hashlib.sha256(f"aerie {what}".encode()).digest()[:8]) >> 1
 
 
 def tell(session: Session, topic: Topic) -> None:
@@ -98,42 +156,3 @@ def _alembic(connection: Connection) -> Config:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
     return config
-
-
-def _engine(path: Path) -> Engine:
-    engine = create_engine(
-        f"sqlite:///{path}",
-        # Transactions are begun below, by us: the driver would begin them late and deferred.
-        connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
-        pool_size=16,
-        max_overflow=64,
-    )
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("aerie_begin", "BEGIN"))
-
-    return engine
-
-
-def _lock(path: Path) -> IO[str]:
-    lock = path.with_suffix(path.suffix + ".lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise DatabaseInUse(
-            f"{path} is open in another API process: {holder}",
-            remedy="stop that process, or give this one its own AERIE_DATA_DIR",
-        ) from None
-    lock.truncate(0)
-    lock.write(json.dumps({"pid": os.getpid(), "since": time.time()}))
-    lock.flush()
-    return lock

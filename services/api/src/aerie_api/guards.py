@@ -8,15 +8,20 @@ whole and bounded, because everything behind wants them whole.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
+import random
 import re
 import secrets
 import time
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aerie_api.engines import unavailable, worth_repeating
 from aerie_api.problems import problem_response, unforeseen
 from aerie_api.settings import Settings, is_loopback
 from eagle3_core.errors import AerieError
@@ -25,6 +30,8 @@ logger = logging.getLogger("aerie_api.access")
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 WORKER_PREFIX = "/internal/"
+MAX_ATTEMPTS = 5
+"""Runs of one request whose transaction keeps losing against others."""
 
 
 class ForeignHost(AerieError):
@@ -57,6 +64,12 @@ class BadLength(AerieError):
     code, status = "request.length", 400
 
 
+class NotText(AerieError):
+    """The address holds what is no text."""
+
+    code, status = "request.text", 422
+
+
 class Disconnected(Exception):
     """The client went away while its body was read."""
 
@@ -79,8 +92,9 @@ class Guards:
         answer = _Answer(scope, send, request_id)
         try:
             self._check_origin(scope, headers)
+            _check_text(scope)
             body = await self._body(scope, headers, receive)
-            await self._app(scope, _replay(body, receive), answer.send)
+            await self._serve(scope, receive, answer, body)
         except AerieError as error:
             await problem_response(error, request_id)(scope, receive, answer.send)
         except Disconnected:
@@ -92,6 +106,21 @@ class Guards:
             await response(scope, receive, answer.send)
         finally:
             answer.log()
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, body: bytes) -> None:
+        """Have the request answered; again if its transaction was ended in favour of another one, which undid it whole."""
+        for attempt in itertools.count(1):
+            try:
+                return await self._app(dict(scope), _replay(body, receive), answer.send)
+            except SQLAlchemyError as error:
+                if answer.status:
+                    raise
+                if not worth_repeating(error) or attempt == MAX_ATTEMPTS:
+                    if (told := unavailable(error)) is None:
+                        raise
+                    logger.warning("request %s: %s", scope["aerie_request_id"], error)
+                    raise told from None
+            await asyncio.sleep(attempt * random.uniform(0.01, 0.05))  # noqa: S311 - no secret hangs on it
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         host = headers.get("host", "")
@@ -136,6 +165,12 @@ class Guards:
         if body and kind != "application/json":
             raise NotJson(f"the body is declared as {kind[:100]!r}", remedy="send Content-Type: application/json")
         return bytes(body)
+
+
+def _check_text(scope: Scope) -> None:
+    """Raise NotText for an address with a NUL, which no database column could be compared with."""
+    if "\0" in scope["path"] or b"%00" in scope["query_string"] or b"\0" in scope["query_string"]:
+        raise NotText("the address holds a NUL", remedy="send text")
 
 
 def _too_large(have: str, limit: int) -> BodyTooLarge:

@@ -76,7 +76,7 @@ class House:
         self.work, self.news = Bell(), Bell()
         self.worker_token = worker_token(settings.token_file)
         self.store = parts.store or store_at(settings.store_url)
-        self.db = Database(settings.data_dir / "aerie.db", self._ring)
+        self.db = Database(settings.database, self._ring, settings.database_connections)
         vetting = Vetting(self.store)
         planner = Planner(parts.reduce, vetting.intact, parts.clock)
         rules = Rules(
@@ -105,9 +105,11 @@ class House:
             self.reaper.start()
 
     def sweep(self) -> None:
-        """One pass of the reaper."""
-        self.claims.reap()
-        self.idempotency.sweep()
+        """One pass of the reaper, unless another process is at it."""
+        with self.db.alone("reaper") as alone:
+            if alone:
+                self.claims.reap()
+                self.idempotency.sweep()
 
     def close(self) -> None:
         """End."""

@@ -12,8 +12,10 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from eagle3_core.errors import AerieError
 
@@ -53,7 +55,18 @@ class Settings(BaseSettings):
     """Folder of what describes the running process: `server.json`, the worker token."""
 
     data_dir: Path = Path(".aerie/data")
-    """Folder of the database. Only one API process may open it."""
+    """Folder of the SQLite database, which is used when `database_url` names no other. Only one API process may open it."""
+
+    database_url: SecretStr = SecretStr("")
+    """URL of a Postgres database, `postgresql://USER@HOST:PORT/NAME`: the truth for any number of API processes. It must
+    lead to Postgres itself, or through a pooler that keeps sessions: processes wake each other by LISTEN. `sqlite:///PATH`
+    names another file. Empty = `aerie.db` in `data_dir`."""
+
+    database_password_file: Path | None = None
+    """File whose content is the password for `database_url`, so that no environment holds it."""
+
+    database_connections: Annotated[int, Field(ge=2, le=1000)] = 20
+    """Connections to Postgres that one process opens at most, besides one that listens."""
 
     store: str = ""
     """URL of the object store; empty = `objects` beside `data_dir`."""
@@ -102,6 +115,34 @@ class Settings(BaseSettings):
     def _by_colon(cls, value: object) -> object:
         return tuple(Path(p) for p in value.split(os.pathsep) if p) if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _database_known(self) -> Settings:
+        _ = self.database
+        return self
+
+    @property
+    def database(self) -> Path | URL:
+        """Where the database is: a SQLite file, or a Postgres server with the password filled in."""
+        given = self.database_url.get_secret_value()
+        if not given:
+            return self.data_dir / "aerie.db"
+        try:
+            url = make_url(given)
+        except (ArgumentError, ValueError):
+            raise ValueError("is no URL; postgresql://USER@HOST:PORT/NAME is one") from None
+        if url.drivername == "sqlite" and url.database:
+            return Path(url.database)
+        if url.drivername not in ("postgresql", "postgresql+psycopg") or not url.database:
+            raise ValueError(
+                f"has scheme {url.drivername!r} and database {url.database!r}; use postgresql://USER@HOST/NAME"
+            )
+        if self.database_password_file is not None:
+            try:
+                url = url.set(password=self.database_password_file.read_text().strip())
+            except OSError as error:
+                raise ValueError(f"the password file {self.database_password_file}: {error.strerror}") from None
+        return url.set(drivername="postgresql+psycopg")
+
     @property
     def roots(self) -> tuple[Path, ...]:
         """The folders of `file:` URIs, absolute."""
@@ -139,7 +180,7 @@ def read_settings() -> Settings:
         settings = Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        name = "AERIE_" + "_".join(map(str, first["loc"])).upper()
+        name = "AERIE_" + "_".join(map(str, first["loc"] or ("database_url",))).upper()
         raise InvalidSettings(f"{name}: {first['msg']}", remedy=f"correct or unset {name}") from None
     if not settings.loopback and not settings.allow_remote:
         raise RemoteBindRefused(

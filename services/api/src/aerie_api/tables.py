@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, Integer, String, text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 LIVING = ("queued", "running", "cancelling")
@@ -182,7 +182,7 @@ class MetricRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     unit: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float | None]
     """Null where the stage measured NaN or an infinity."""
@@ -196,6 +196,8 @@ class IdempotencyRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(32))
+    """Who does the work: an answer is kept only of the newest owner."""
     response: Mapped[Document | None]
     """Null while the first request is under way."""
     created_at: Mapped[float] = mapped_column(index=True)

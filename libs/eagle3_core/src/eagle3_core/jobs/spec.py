@@ -70,8 +70,8 @@ def parse_job(document: Any) -> JobSpec:
     """`document` (decoded JSON) as a job. Raises InvalidRequest that names the first offending field and lists all."""
     if (where := _no_text(document)) is not None:
         raise InvalidRequest(
-            "a half of a surrogate pair is no text, and nothing that is stored or sent could hold it",
-            remedy="send the document as UTF-8",
+            "half a surrogate pair and NUL are no text, and not everything that stores or sends it could hold them",
+            remedy="send the document as UTF-8, without NUL",
             pointer=json_pointer(where),
         )
     try:
@@ -87,9 +87,9 @@ def parse_job(document: Any) -> JobSpec:
 
 
 def _no_text(value: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
-    """Where `value` holds a string that UTF-8 cannot encode; None if nowhere. A key is named by what it lies in."""
+    """Where `value` holds a string with what is no text; None if nowhere. A key is named by what it lies in."""
     if isinstance(value, str):
-        return place if any("\ud800" <= c <= "\udfff" for c in value) else None
+        return place if any("\ud800" <= c <= "\udfff" or c == "\0" for c in value) else None
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         document = cast("dict[Any, Any]", value)

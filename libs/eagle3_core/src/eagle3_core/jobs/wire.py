@@ -7,6 +7,7 @@ Every write names the attempt's token, so a worker that lost its lease changes n
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -19,9 +20,9 @@ MAX_NOTE = 500
 
 
 def sayable(value: Any) -> Any:
-    """`value` with every string made encodable: half surrogate pairs, which tokenizers can make, become `?`."""
+    """`value` with every string made storable: half surrogate pairs, which tokenizers can make, and NUL become `?`."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return value.encode("utf-8", "replace").decode().replace("\0", "?")
     if isinstance(value, dict):
         return {sayable(key): sayable(part) for key, part in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
@@ -33,6 +34,10 @@ Said = Annotated[str, AfterValidator(sayable)]
 """Text that a person reads."""
 Note = Annotated[str, AfterValidator(lambda text: sayable(text)[:MAX_NOTE])]
 """A short such text; a longer one is cut."""
+
+
+Amount = Annotated[float, AfterValidator(lambda number: number if isfinite(number) else 0.0)]
+"""A number that JSON can hold."""
 
 
 class Message(BaseModel):
@@ -88,13 +93,13 @@ class Assignment(Message):
 
 
 class Progress(Message):
-    """How far a unit is."""
+    """How far a unit is. What is not a number counts as nothing."""
 
-    done: float
-    total: float
+    done: Amount
+    total: Amount
     unit: Note = "steps"
     """What is counted: samples, tokens, steps, prompts."""
-    rate_per_s: float | None = None
+    rate_per_s: Annotated[float | None, AfterValidator(lambda rate: rate if rate and isfinite(rate) else None)] = None
     note: Note = ""
 
 

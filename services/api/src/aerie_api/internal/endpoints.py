@@ -10,14 +10,18 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from aerie_api.bell import Bell
+from aerie_api.engines import unavailable
 from aerie_api.house import House, house_of
 from aerie_api.internal.schemas import Claim, Done
 from aerie_api.leases.claims import Claims, UnknownToken
 from eagle3_core.jobs.wire import Assignment, Commit, Failure, Heartbeat, HeartbeatAnswer
 
+AWAY_PAUSE_S = 0.5
+"""Time between two looks for a database that is away."""
 router = APIRouter(prefix="/internal/v1", tags=["workers"])
 Inside = Annotated[House, Depends(house_of)]
 
@@ -56,12 +60,17 @@ async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Be
     deadline = time.monotonic() + claim.wait_s
     with work.listen() as waiter:
         while not await request.is_disconnected():
-            if (assignment := await run_in_threadpool(claims.claim, claim)) is not None:
-                return assignment
             left = deadline - time.monotonic()
+            try:
+                if (assignment := await run_in_threadpool(claims.claim, claim)) is not None:
+                    return assignment
+                due = await run_in_threadpool(claims.next_due, claim.queues)
+            except SQLAlchemyError as error:  # the database is away: who waits anyway waits for it too
+                if unavailable(error) is None or left <= AWAY_PAUSE_S:
+                    raise
+                due = AWAY_PAUSE_S
             if left <= 0 or work.closed:
                 return None
-            due = await run_in_threadpool(claims.next_due, claim.queues)
             await waiter.heard(left if due is None else min(left, max(due, 0.01)))
     return None
 

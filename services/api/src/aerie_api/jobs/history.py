@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from aerie_api.db import tell, upsert
 from aerie_api.tables import Event, Job, LogRow, MetricRow, Unit
-from eagle3_core.jobs.wire import LogLine, Metric
+from eagle3_core.jobs.wire import LogLine, Metric, sayable
 
 MAX_LINES = 1000
 MAX_METRICS = 5000
@@ -35,11 +35,10 @@ class History:
         """Add an event to `job`; counts as a change of the job."""
         job.event_seq += 1
         job.version += 1
+        said = sayable(message[:MAX_LINE_CHARS])
         self.session.add(
-            Event(
-                job_id=job.id, seq=job.event_seq, at=at, type=kind, level=level, message=message[:MAX_LINE_CHARS], data=data
-            )
-        )  # fmt: skip
+            Event(job_id=job.id, seq=job.event_seq, at=at, type=kind, level=level, message=said, data=sayable(data))
+        )
         tell(self.session, "news")
 
     def log(self, job: Job, unit: Unit, lines: Sequence[LogLine], now: float) -> None:

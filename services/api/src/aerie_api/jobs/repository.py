@@ -44,7 +44,8 @@ class JobRepository:
 
     def locked(self, job_id: str) -> Job:
         """The job `job_id`, locked until the transaction ends: whoever decides about a job goes through here."""
-        job = self.session.scalar(self._jobs().where(Job.id == job_id).with_for_update())
+        query = self._jobs().where(Job.id == job_id).with_for_update()
+        job = self.session.scalar(query, execution_options={"populate_existing": True})
         return self._found(job, job_id)
 
     def _found(self, job: Job | None, job_id: str) -> Job:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aerie_api.db import Database, tell
 from aerie_api.drafters.repository import DrafterRepository
 from aerie_api.jobs.documents import Surroundings, job_document
 from aerie_api.jobs.history import History
-from aerie_api.jobs.idempotency import Idempotency
+from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import TENANT, JobRepository
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
 from aerie_api.leases.endings import drop, finish_cancel, move
@@ -77,19 +78,27 @@ class JobService:
         """
         if key is None:
             return self._create(document, None), False
-        if (answer := self._idempotency.begin(key, body)) is not None:
-            return Job.model_validate(answer), True
+        if not isinstance(owned := self._idempotency.begin(TENANT, key, body), Owned):
+            return Job.model_validate(owned), True
         try:
-            return self._create(document, key), False
+            return self._create(document, owned), False
         except BaseException:
-            self._idempotency.forget(key)
+            self._idempotency.forget(owned)
             raise
 
-    def _create(self, document: Any, key: str | None) -> Job:
+    def _create(self, document: Any, owned: Owned | None) -> Job:
         spec = parse_job(document)
         with self._db.read() as session:
             self._check_name(session, spec.name, None)
         looked = self._preflight(spec, self._roots)  # reads files: never inside a writing transaction
+        try:
+            return self._store(spec, looked, owned)
+        except IntegrityError:  # another request took the name between our look and our commit
+            with self._db.read() as session:
+                self._check_name(session, spec.name, None)
+            raise
+
+    def _store(self, spec: JobSpec, looked: Preflighted, owned: Owned | None) -> Job:
         now = self._clock()
         with self._db.write() as session:
             self._check_name(session, spec.name, None)
@@ -106,8 +115,8 @@ class JobService:
             self._planner.advance(session, job)
             session.flush()
             shown = self._documents(session, [job])[0]
-            if key is not None:
-                self._idempotency.remember(session, key, shown.model_dump(mode="json"))
+            if owned is not None:
+                self._idempotency.remember(session, owned, shown.model_dump(mode="json"))
             return shown
 
     def plan(self, document: Any) -> JobPlan:

@@ -11,13 +11,17 @@ from collections.abc import AsyncIterator
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from aerie_api.bell import Bell
+from aerie_api.engines import unavailable
 from aerie_api.jobs.reading import ReadingService
 from aerie_api.jobs.schemas import JobEvent
 
 QUIET_S = 15.0
+AWAY_PAUSE_S = 1.0
+"""Time between two looks for a database that is away."""
 PAGE = 200
 
 
@@ -33,7 +37,14 @@ async def event_stream(reading: ReadingService, news: Bell, job_id: str, after: 
 async def _events(reading: ReadingService, news: Bell, job_id: str, after: int) -> AsyncIterator[str]:
     with news.listen() as waiter:
         while not news.closed:
-            page, ended = await run_in_threadpool(reading.events_and_end, job_id, after, PAGE)
+            try:
+                page, ended = await run_in_threadpool(reading.events_and_end, job_id, after, PAGE)
+            except SQLAlchemyError as error:
+                if unavailable(error) is None:
+                    raise
+                yield ": the database is away\n\n"
+                await waiter.heard(AWAY_PAUSE_S)
+                continue
             for event in page.data:
                 yield _lines(event)
             after = page.last_seq

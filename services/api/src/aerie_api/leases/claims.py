@@ -2,13 +2,15 @@
 
 The rule that makes every death harmless: only the holder of a unit's newest fence writes to it. A claim makes the
 fence grow, so whoever held the unit before has lost it, whatever it still believes. All that follows from a write
-(the next stage, the job's end) happens in the same transaction.
+(the next stage, the job's end) happens in the same transaction. Every transaction locks the unit's job before it looks
+at the unit, so what it then reads is true until it commits, whoever else is at work.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from aerie_api.db import Database
 from aerie_api.jobs.history import History
-from aerie_api.jobs.repository import JobRepository
+from aerie_api.jobs.repository import JobMissing, JobRepository
 from aerie_api.leases.endings import WorkerLost, drop, fail_job, move, requeue, settle_cancel, stage_row
 from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository, living
@@ -78,20 +80,29 @@ class Claims:
 
     def claim(self, request: ClaimRequest) -> Assignment | None:
         """The next unit for a worker, or None. What an earlier incarnation of the worker held is free at once."""
+        self._free_earlier(request)
+        self.reap()
+        while True:
+            assignment, missed = self._claim(request)
+            if not missed:
+                return assignment
+
+    def _claim(self, request: ClaimRequest) -> tuple[Assignment | None, bool]:
+        """One try: an assignment, or None and whether others were faster, so that trying again can help."""
         now = self._clock()
         with self._db.write() as session:
-            units = UnitRepository(session)
-            WorkerRepository(session).seen(request, now)
-            for unit in units.of_earlier_incarnation(request.worker_id, request.incarnation):
-                self._lose(session, unit, now, f"worker {request.worker_id} was started again", pause=False)
-            self._reap(session, now)
-            unit = units.next_queued(request.queues, now)
-            token = secrets.token_urlsafe(32)
-            if unit is None or not units.take(unit, request, token, now, self._rules.lease_s):
-                return None
-            job = JobRepository(session, unit.tenant).locked(unit.job_id)
-            self._begin(session, job, unit, now)
-            return self._planner.assignment(session, job, unit, token, self._rules.lease_s)
+            units, assignment, missed = UnitRepository(session), None, False
+            if (place := units.next_place(request.queues, now)) is not None:
+                job = JobRepository(session, place[0]).locked(place[1])
+                unit = units.next_of(job.id, request.queues, now)
+                token = secrets.token_urlsafe(32)
+                missed = unit is None
+                if unit is not None and units.take(unit, request, token, now, self._rules.lease_s):
+                    self._begin(session, job, unit, now)
+                    assignment = self._planner.assignment(session, job, unit, token, self._rules.lease_s)
+            if not missed:
+                WorkerRepository(session).seen(request, now)
+            return assignment, missed
 
     def _begin(self, session: Session, job: Job, unit: Unit, now: float) -> None:
         stage = stage_row(session, job, unit.stage)
@@ -114,7 +125,8 @@ class Claims:
         """Keep a unit. Raises UnknownToken, LeaseLost."""
         now = self._clock()
         with self._db.write() as session:
-            unit, job = self._held(session, unit_id, token, now)
+            unit, job = self._locked(session, unit_id)
+            self._hold(session, unit, token, now)
             if heartbeat.progress is not None:
                 unit.progress = heartbeat.progress.model_dump(mode="json")
                 job.version += 1
@@ -129,9 +141,10 @@ class Claims:
         self._vetting.objects(commit)
         now = self._clock()
         with self._db.write() as session:
-            if self._already(session, unit_id, token, commit):
+            unit, job = self._locked(session, unit_id)
+            if self._already(session, unit, token, commit):
                 return
-            unit, job = self._held(session, unit_id, token, now)
+            self._hold(session, unit, token, now)
             self._vetting.keys(commit, job, unit)
             for output in (commit.output, *commit.also):
                 CommitRepository(session, unit.tenant).add(_commit_row(output, job, now))
@@ -148,7 +161,8 @@ class Claims:
         """End an attempt without a result. Raises UnknownToken, LeaseLost."""
         now = self._clock()
         with self._db.write() as session:
-            unit, job = self._held(session, unit_id, token, now)
+            unit, job = self._locked(session, unit_id)
+            self._hold(session, unit, token, now)
             self._record(session, job, unit, failure, now)
             problem = self._vetting.problem(failure)
             UnitRepository(session).end_attempt(unit, now, failure.cause, problem)
@@ -165,14 +179,22 @@ class Claims:
             else:
                 self._try_again(session, job, unit, now, problem, failure.retryable)
 
-    def _held(self, session: Session, unit_id: str, token: str, now: float) -> tuple[Unit, Job]:
-        """The unit that `token` holds, its lease extended, and its job, locked."""
+    def _locked(self, session: Session, unit_id: str) -> tuple[Unit, Job]:
+        """The unit and its job, which is locked. Raises LeaseLost when there is no such unit any more."""
         units = UnitRepository(session)
-        unit, attempt = units.get(unit_id), units.attempt_of(unit_id, token)
-        if unit is None:
-            raise LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
+        with suppress(JobMissing):
+            if (place := units.place_of(unit_id)) is not None:
+                job = JobRepository(session, place[0]).locked(place[1])
+                if (unit := units.get(unit_id)) is not None:
+                    return unit, job
+        raise LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
+
+    def _hold(self, session: Session, unit: Unit, token: str, now: float) -> None:
+        """Extend the lease of whoever `token` belongs to."""
+        units = UnitRepository(session)
+        attempt = units.attempt_of(unit.id, token)
         if attempt is None:
-            raise UnknownToken(f"the token holds no attempt at {unit_id}", remedy="claim a unit first")
+            raise UnknownToken(f"the token holds no attempt at {unit.id}", remedy="claim a unit first")
         if not units.hold(unit, attempt.fence, now, self._rules.lease_s):
             raise LeaseLost(
                 f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over: "
@@ -181,14 +203,11 @@ class Claims:
             )
         if unit.worker_id is not None:
             WorkerRepository(session).still_there(unit.worker_id, now)
-        return unit, JobRepository(session, unit.tenant).locked(unit.job_id)
 
-    def _already(self, session: Session, unit_id: str, token: str, commit: Commit) -> bool:
-        units = UnitRepository(session)
-        unit, attempt = units.get(unit_id), units.attempt_of(unit_id, token)
+    def _already(self, session: Session, unit: Unit, token: str, commit: Commit) -> bool:
+        attempt = UnitRepository(session).attempt_of(unit.id, token)
         return (
-            unit is not None
-            and attempt is not None
+            attempt is not None
             and (attempt.fence, attempt.cause, unit.state) == (unit.fence, "committed", UnitState.SUCCEEDED)
             and unit.manifest == commit.output.manifest.model_dump()
         )
@@ -205,23 +224,32 @@ class Claims:
         """Take back every unit whose lease is over. Mostly none is: then nobody is kept from writing."""
         now = self._clock()
         with self._db.read() as session:
-            if not UnitRepository(session).expired(now):
-                return
-        with self._db.write() as session:
-            self._reap(session, now)
-
-    def _reap(self, session: Session, now: float) -> None:
-        for unit in UnitRepository(session).expired(now):
+            expired = UnitRepository(session).expired(now)
+        for unit in expired:
             silent = now - (unit.last_heartbeat or now)
-            self._lose(session, unit, now, f"worker {unit.worker_id} was silent for {silent:.0f} s", pause=True)
+            self._take_back(unit, f"worker {unit.worker_id} was silent for {silent:.0f} s", silent=True)
+
+    def _free_earlier(self, request: ClaimRequest) -> None:
+        with self._db.read() as session:
+            held = UnitRepository(session).of_earlier_incarnation(request.worker_id, request.incarnation)
+        for unit in held:
+            self._take_back(unit, f"worker {request.worker_id} was started again", silent=False)
+
+    def _take_back(self, seen: Unit, why: str, *, silent: bool) -> None:
+        """End the attempt that held `seen`, which was read without a lock: it may have ended since, or been heard of."""
+        with suppress(LeaseLost), self._db.write() as session:
+            unit, job = self._locked(session, seen.id)
+            if (unit.state, unit.fence) != (seen.state, seen.fence):
+                return
+            if not silent or unit.lease_expires_at == seen.lease_expires_at:
+                self._lose(session, job, unit, self._clock(), why, pause=silent)
 
     def extend_all(self) -> None:
         """Give every holder a full lease: while the API was away nobody could report."""
         with self._db.write() as session:
             UnitRepository(session).extend_all(self._clock() + self._rules.lease_s)
 
-    def _lose(self, session: Session, unit: Unit, now: float, why: str, *, pause: bool) -> None:
-        job = JobRepository(session, unit.tenant).locked(unit.job_id)
+    def _lose(self, session: Session, job: Job, unit: Unit, now: float, why: str, *, pause: bool) -> None:
         problem = WorkerLost(
             f"{unit.stage} unit {unit.index}: {why}",
             remedy="see the worker's own log and the machine's for why it died (often: out of memory), then retry the job",

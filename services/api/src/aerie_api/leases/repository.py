@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, and_, delete, func, select, update
+from sqlalchemy import ColumnElement, CursorResult, and_, delete, func, select, update
 from sqlalchemy.orm import Session, defer
 
 from aerie_api.db import upsert
@@ -27,6 +27,13 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+_ORDER = (Unit.job_number, Unit.position, Unit.index)
+
+
+def _claimable(queues: Collection[str], now: float) -> ColumnElement[bool]:
+    return and_(Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
+
+
 class UnitRepository:
     """Units and their attempts, in one transaction."""
 
@@ -36,6 +43,11 @@ class UnitRepository:
     def get(self, unit_id: str) -> Unit | None:
         """The unit `unit_id`."""
         return self.session.get(Unit, unit_id)
+
+    def place_of(self, unit_id: str) -> tuple[str, str] | None:
+        """Tenant and job of `unit_id`, which never change: what must be known to lock the job."""
+        found = self.session.execute(select(Unit.tenant, Unit.job_id).where(Unit.id == unit_id)).one_or_none()
+        return None if found is None else (found[0], found[1])
 
     def of_stage(self, job_id: str, stage: str) -> list[Unit]:
         """The units of a job's stage, in order."""
@@ -52,11 +64,16 @@ class UnitRepository:
         query = select(Unit).options(defer(Unit.result), defer(Unit.manifest)).where(Unit.job_id.in_(job_ids))
         return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
 
-    def next_queued(self, queues: Collection[str], now: float) -> Unit | None:
-        """The unit to work on next: the oldest job's, in order of stages and slices."""
-        query = select(Unit).where(Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
-        order = (Unit.job_number, Unit.position, Unit.index)
-        return self.session.scalar(query.order_by(*order).limit(1).with_for_update(skip_locked=True))
+    def next_place(self, queues: Collection[str], now: float) -> tuple[str, str] | None:
+        """Tenant and job of the unit to work on next: the oldest job's. No row is loaded before its job is locked."""
+        query = select(Unit.tenant, Unit.job_id).where(_claimable(queues, now))
+        found = self.session.execute(query.order_by(*_ORDER).limit(1)).one_or_none()
+        return None if found is None else (found[0], found[1])
+
+    def next_of(self, job_id: str, queues: Collection[str], now: float) -> Unit | None:
+        """The job's unit to work on next, in order of stages and slices."""
+        query = select(Unit).where(Unit.job_id == job_id, _claimable(queues, now))
+        return self.session.scalar(query.order_by(*_ORDER).limit(1))
 
     def next_due(self, queues: Collection[str], now: float) -> float | None:
         """When the next waiting unit may be claimed."""
@@ -122,12 +139,10 @@ class UnitRepository:
         return list(self.session.scalars(select(Unit).where(mine)))
 
     def extend_all(self, until: float) -> None:
-        """Let every running lease last at least until `until`."""
-        self._update(
-            update(Unit)
-            .where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < until)
-            .values(lease_expires_at=until)
-        )
+        """Let every running lease last at least until `until`, but those that somebody is just writing to."""
+        short = select(Unit.id).where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < until)
+        ids = list(self.session.scalars(short.with_for_update(skip_locked=True)))
+        self._update(update(Unit).where(Unit.id.in_(ids)).values(lease_expires_at=until))
 
     def attempts(self, job_id: str) -> list[tuple[Unit, Attempt]]:
         """Every attempt at a job's units, in order of their start."""
@@ -177,11 +192,9 @@ class WorkerRepository:
 
     def seen(self, request: ClaimRequest, now: float) -> None:
         """Note that a worker asked."""
-        worker = self.session.get(Worker, request.worker_id)
-        if worker is None:
-            worker = Worker(id=request.worker_id, first_seen=now)
-            self.session.add(worker)
-        worker.incarnation, worker.queues, worker.last_seen = request.incarnation, sorted(set(request.queues)), now
+        said = {"incarnation": request.incarnation, "queues": sorted(set(request.queues)), "last_seen": now}
+        statement = upsert(self.session, Worker).values(id=request.worker_id, first_seen=now, **said)
+        self.session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=said))
 
     def still_there(self, worker_id: str, now: float) -> None:
         """Note that a worker reported."""
