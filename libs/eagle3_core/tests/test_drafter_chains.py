@@ -27,6 +27,10 @@ def test_the_speculators_rule_reads_the_mask_one_token_earlier() -> None:
     assert trained_tokens("0000111100", 3, "speculators") == [{5, 6, 7, 8}] * 3
 
 
+def test_the_specforge_rule_reads_it_two_tokens_earlier() -> None:
+    assert trained_tokens("0000111100", 3, "specforge") == [{6, 7, 8, 9}] * 3
+
+
 def test_a_span_at_the_very_end_trains_up_to_the_last_token() -> None:
     assert trained_tokens("000111", 2, "serving") == [{4, 5}, {5}]
 
@@ -37,7 +41,7 @@ def test_a_mask_without_two_tokens_in_a_row_trains_nothing(mask: str) -> None:
 
 
 @settings(deadline=None)
-@given(masks=masks, steps=st.integers(1, 5), rule=st.sampled_from(["serving", "speculators"]))
+@given(masks=masks, steps=st.integers(1, 5), rule=st.sampled_from(["serving", "speculators", "specforge"]))
 def test_validity_is_the_rule_of_the_design_and_stays_in_one_document(
     masks: list[list[int]], steps: int, rule: LabelRule
 ) -> None:
@@ -48,13 +52,15 @@ def test_validity_is_the_rule_of_the_design_and_stays_in_one_document(
     for s, mask in enumerate(masks):
         for p in range(len(mask)):
             for k in range(steps):
-                reads = range(p + 1, p + 3 + k) if rule == "serving" else range(p + 1 + k, p + 2 + k)
-                want = all(m < len(mask) and mask[m] for m in reads)
+                if rule == "serving":
+                    want = all(m < len(mask) and mask[m] for m in range(p + 1, p + 3 + k))
+                else:  # the label's state lies in the document, and the mask is set where the rule reads it
+                    want = p + 1 + k < len(mask) and mask[p + k + (rule == "speculators")]
                 assert valid_TK[offsets[s] + p, k] == want
 
 
 @settings(deadline=None)
-@given(masks=masks, steps=st.integers(1, 4), rule=st.sampled_from(["serving", "speculators"]))
+@given(masks=masks, steps=st.integers(1, 4), rule=st.sampled_from(["serving", "speculators", "specforge"]))
 def test_a_plan_lists_every_chain_once_with_its_depth_and_the_keys_it_needs(
     masks: list[list[int]], steps: int, rule: LabelRule
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eagle3_core.drafter import step as step_module
+from eagle3_core.drafter import losses
 from eagle3_core.drafter.build import build, speculators_module
 from eagle3_core.drafter.config import UnsupportedVerifier
 from eagle3_core.drafter.export import (
@@ -111,18 +111,20 @@ def test_loss_and_every_gradient_equal_speculators_own(
     )
     theirs.backward()
 
-    # Theirs is a sum over steps of each step's own mean; ours is one mean. So compare step by step.
-    per_pair: list[Tensor] = []
-    reduce = step_module.reduce_pairs
-    monkeypatch.setattr(step_module, "reduce_pairs", lambda o, d, a, v: (per_pair.append(d), reduce(o, d, a, v))[1])
-    batch_loss(drafter, teacher, batch, Objective(3, loss))
-    valid = torch.from_numpy(batch.plan.valid_MK)
-    steps = [per_pair[0][:, k][valid[:, k]].mean() for k in range(3)]
-    ours = torch.stack(steps).sum()
+    # Theirs is a sum over steps of each step's own mean; ours is one mean. So give ours their reduction.
+    seen: list[Tensor] = []
+
+    def their_reduction(_: Objective, distance_MK: Tensor, __: Tensor | None, valid_MK: Tensor) -> tuple[Tensor, Tensor]:
+        steps_K = (distance_MK * valid_MK).sum(0) / valid_MK.sum(0)
+        seen.append(steps_K)
+        return steps_K.sum(), torch.ones(())
+
+    monkeypatch.setattr(losses, "reduce_pairs", their_reduction)
+    ours, _, _ = batch_loss(drafter, teacher, batch, Objective(3, loss))
     ours.backward()
 
-    for k, value in enumerate(steps):
-        assert float(value.detach()) == pytest.approx(float(metrics[f"loss_{k}_sum"]), rel=1e-5)
+    for k, value in enumerate(seen[-1]):
+        assert float(value) == pytest.approx(float(metrics[f"loss_{k}_sum"]), rel=1e-5)
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
     named = dict(module.named_parameters())
     for name, weight in drafter.weights.items():

@@ -1,12 +1,14 @@
 """The fast step against a plain one: one chain at a time, one position at a time, in float64, nothing shared.
 
-The plain one is also the autoregressive unroll that decoding does: a list of keys that grows by one a step.
+The plain one is also the autoregressive unroll that decoding does: a list of keys that grows by one a step. Longer
+batches are compared with `drafter.reference`, which is compared with the plain one in turn.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagle3_core.drafter import step as step_module
+from eagle3_core.drafter import head, plain_attention, reference
 from eagle3_core.drafter.chains import LabelRule
-from eagle3_core.drafter.losses import Objective, reduce_pairs
+from eagle3_core.drafter.losses import Objective, distance, reduce_pairs
 from eagle3_core.drafter.model import Drafter
+from eagle3_core.drafter.reference import reference_loss
 from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.testing import MemorySamples, pack, random_drafter, random_samples, random_teacher, tiny_config
 from eagle3_core.drafter.verifier_parts import Teacher
@@ -74,8 +77,10 @@ class Plain:
 
 
 def counts_at(mask: list[int], p: int, k: int, rule: LabelRule) -> bool:
-    reads = range(p + 1, p + 3 + k) if rule == "serving" else range(p + 1 + k, p + 2 + k)
-    return all(m < len(mask) and mask[m] for m in reads)
+    if rule == "serving":
+        return all(m < len(mask) and mask[m] for m in range(p + 1, p + 3 + k))
+    read = p + 1 + k if rule == "speculators" else p + k
+    return p + 1 + k < len(mask) and bool(mask[read])
 
 
 def plain_loss(
@@ -141,11 +146,11 @@ def plain_loss(
 
 
 def fast_loss(
-    drafter: Drafter, teacher: Teacher, batch: PackedBatch, objective: Objective
+    drafter: Drafter, teacher: Teacher, batch: PackedBatch, objective: Objective, loss: Any = batch_loss
 ) -> tuple[Tensor, dict[str, Tensor]]:
     for weight in drafter.weights.values():
         weight.grad = None
-    numerator, denominator, _ = batch_loss(drafter, teacher, batch, objective)
+    numerator, denominator, _ = loss(drafter, teacher, batch, objective)
     loss = numerator / denominator.detach()
     loss.backward()
     return loss.detach(), {n: w.grad if w.grad is not None else torch.zeros_like(w) for n, w in drafter.weights.items()}
@@ -170,7 +175,7 @@ texts = st.lists(st.one_of(span, scattered, st.builds("".join, st.tuples(span, s
 @given(
     masks=texts,
     steps=st.integers(1, 4),
-    rule=st.sampled_from(["serving", "speculators"]),
+    rule=st.sampled_from(["serving", "speculators", "specforge"]),
     algorithm=st.sampled_from(["eagle3.1", "eagle3"]),
     heads=st.sampled_from([(4, 2), (2, 2), (4, 1)]),
     loss=st.sampled_from(["soft_ce", "kl", "tv", "lk"]),
@@ -191,7 +196,9 @@ def test_loss_and_every_gradient_equal_those_of_the_plain_step(
         assert (float(numerator.detach()), float(denominator)) == (0.0, 0.0)
         return
 
-    assert_same(fast_loss(drafter, teacher, batch, objective), plain_loss(drafter, teacher, samples, objective, rule))
+    want = plain_loss(drafter, teacher, samples, objective, rule)
+    assert_same(fast_loss(drafter, teacher, batch, objective), want)
+    assert_same(fast_loss(drafter, teacher, batch, objective, reference_loss), want)
 
 
 @pytest.mark.parametrize("density", [1.0, 0.7, 0.3])
@@ -219,10 +226,109 @@ def test_slices_of_rows_and_scores_change_nothing(monkeypatch: pytest.MonkeyPatc
     objective = Objective(3, loss, "survival", expected_length_weight=1.0)
     whole = fast_loss(drafter, teacher, pack(samples, 3), objective)
 
-    monkeypatch.setattr(step_module, "HEAD_ELEMENTS", 3 * config.draft_vocab_size)
-    monkeypatch.setattr(step_module, "SCORE_ELEMENTS", 2 * config.num_heads * 11)
+    monkeypatch.setattr(head, "HEAD_BYTES", 3 * 4 * config.draft_vocab_size)
+    monkeypatch.setattr(plain_attention, "SCORE_ELEMENTS", 2 * config.num_heads * 11)
+    monkeypatch.setattr(plain_attention, "KEPT_ELEMENTS", 60)
+    monkeypatch.setattr(reference, "HEAD_ELEMENTS", 3 * config.draft_vocab_size)
+    monkeypatch.setattr(reference, "SCORE_ELEMENTS", 2 * config.num_heads * 11)
 
     assert_same(fast_loss(drafter, teacher, pack(samples, 3), objective), whole, rel=1e-6)
+    assert_same(fast_loss(drafter, teacher, pack(samples, 3), objective, reference_loss), whole, rel=1e-6)
+
+
+def masks_of(kind: str, density: float, length: int, generator: torch.Generator) -> str:
+    """A mask of about `density`: `spans` in turns, `scattered` tokens, or `all` but the first."""
+    if kind == "scattered":
+        return "".join("01"[int(torch.rand((), generator=generator) < density)] for _ in range(length))
+    turn = 16 if kind == "spans" else length
+    asked = max(1, round(turn * (1 - density)))
+    return (("0" * asked + "1" * (turn - asked)) * (length // turn + 1))[:length]
+
+
+@pytest.mark.parametrize(
+    ("kind", "density"), [("spans", 1.0), ("spans", 0.7), ("spans", 0.3), ("scattered", 0.7), ("scattered", 0.3)]
+)
+@pytest.mark.parametrize("heads", [(4, 2), (4, 4)])
+@pytest.mark.parametrize("train_head", [True, False])
+def test_packed_documents_of_every_kind_agree_with_the_reference(kind, density, heads, train_head) -> None:
+    generator = torch.Generator().manual_seed(11)
+    masks = [masks_of(kind, density, n, generator) for n in (150, 3, 64, 90)] + ["0" * 20, "0" * 12 + "11"]
+    config = tiny_config(heads=heads[0], kv_heads=heads[1], steps=5)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    drafter.weights["lm_head.weight"].requires_grad_(train_head)
+    batch = pack(random_samples(masks), 5, "speculators")
+
+    for objective in (Objective(5, step_weights="decay"), Objective(5, "lk", "survival", expected_length_weight=2.0)):
+        want = fast_loss(drafter, teacher, batch, objective, reference_loss)
+        assert_same(fast_loss(drafter, teacher, batch, objective), want, rel=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu"])
+def test_every_activation_has_its_own_slope(activation: str) -> None:
+    config = tiny_config().model_copy(update={"hidden_act": activation})
+    drafter, teacher, batch = random_drafter(config), random_teacher(config), pack(random_samples(["0011111111"]), 3)
+
+    have = fast_loss(drafter, teacher, batch, Objective(3))
+
+    assert_same(have, fast_loss(drafter, teacher, batch, Objective(3), reference_loss), rel=1e-5)
+
+
+def test_a_pass_in_bfloat16_stays_near_the_one_in_float32() -> None:
+    config, objective = tiny_config(), Objective(3)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    batch = pack(random_samples(["0" * 6 + "1" * 60, "0" * 10 + "1" * 30]), 3)
+    exact = fast_loss(drafter, teacher, batch, objective)
+
+    half = drafter.at("cpu", torch.bfloat16)
+    numerator, denominator, _ = batch_loss(half, teacher.to("cpu", torch.bfloat16), batch, objective)
+    for weight in drafter.weights.values():
+        weight.grad = None
+    (numerator / denominator).backward()
+
+    assert float(numerator.detach() / denominator) == pytest.approx(float(exact[0]), rel=1e-2)
+    for name, weight in drafter.weights.items():
+        assert float((weight.grad - exact[1][name]).norm() / exact[1][name].norm()) < 0.05, name
+
+
+def test_noise_reaches_the_aux_states_and_nothing_else() -> None:
+    config, objective = tiny_config(), Objective(3)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    batch = pack(random_samples(["0011111", "0111"]), 3)
+    louder = replace(batch, aux_T3H=batch.aux_T3H * 1.5 + 0.1)
+
+    noisy = batch_loss(drafter, teacher, batch, objective, lambda aux: aux * 1.5 + 0.1)[0]
+
+    assert float(noisy.detach()) == float(batch_loss(drafter, teacher, louder, objective)[0].detach())
+
+
+def test_gradients_of_two_passes_add_up() -> None:
+    config, objective = tiny_config(), Objective(3)
+    drafter, teacher = random_drafter(config), random_teacher(config)
+    samples = random_samples(["0011111", "011111"])
+    parts = [pack(replace(samples, samples=(s,)), 3) for s in samples.samples]
+    numerator, _, _ = batch_loss(drafter, teacher, pack(samples, 3), objective)
+    numerator.backward()
+    whole = {name: w.grad.clone() for name, w in drafter.weights.items()}
+    for weight in drafter.weights.values():
+        weight.grad = None
+
+    for part in parts:
+        batch_loss(drafter, teacher, part, objective)[0].backward()
+
+    for name, weight in drafter.weights.items():
+        assert torch.allclose(weight.grad, whole[name], rtol=1e-4, atol=1e-5), name
+
+
+def test_a_pass_without_gradients_gives_the_same_loss() -> None:
+    config = tiny_config()
+    drafter, teacher, batch = random_drafter(config), random_teacher(config), pack(random_samples(["0011111"]), 3)
+    learning = batch_loss(drafter, teacher, batch, Objective(3, "lk", "survival"))
+
+    with torch.no_grad():
+        judged = batch_loss(drafter, teacher, batch, Objective(3, "lk", "survival"))
+
+    assert float(judged[0]) == float(learning[0].detach())
+    assert not judged[0].requires_grad
 
 
 def test_two_documents_packed_are_the_two_documents_alone() -> None:

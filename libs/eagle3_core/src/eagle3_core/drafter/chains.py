@@ -2,8 +2,9 @@
 
 A chain starts at p when serving can start one there: the verifier has written x_{p+1} itself, so x_{p+1} and what
 follows are the assistant's. Step k of that chain reads x_{p+1+k} and drafts x_{p+2+k}; under the `serving` rule it
-counts iff mask[p+1 .. p+2+k] are all 1, in one document. The `speculators` rule reproduces that library (mask at the
-token that is read, mask[p+1+k]), kept inside one document.
+counts iff mask[p+1 .. p+2+k] are all 1, in one document. The peers' rules read one bit of the mask, inside one document:
+`speculators` (also Automodel's and ModelOpt's) the token that is read, mask[p+1+k]; `specforge` (also EAGLE's own,
+TorchSpec's and AngelSlim's) the token before it, mask[p+k].
 
 Beyond step 0 no position reads another one's output. So positions no loss reads need their step-0 keys and values and
 nothing more, and positions behind a document's last chain need nothing at all.
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-LabelRule = Literal["serving", "speculators"]
+LabelRule = Literal["serving", "speculators", "specforge"]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -58,7 +59,7 @@ def valid_steps(mask_T: NDArray[Any], offsets: NDArray[Any], steps: int, rule: L
             alive = alive & _shifted(mask, k + 2) & (ahead + k + 2 < end_T)
             valid_TK[:, k] = alive
         else:
-            valid_TK[:, k] = _shifted(mask, k + 1) & (ahead + k + 1 < end_T)
+            valid_TK[:, k] = _shifted(mask, k + (rule == "speculators")) & (ahead + k + 1 < end_T)
     return valid_TK
 
 

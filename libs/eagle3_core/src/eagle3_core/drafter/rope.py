@@ -54,12 +54,23 @@ class Rope:
         self.scale = float(rotary.attention_scaling)
         """Factor of all cosines and sines (yarn)."""
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._halves: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., heads, D] rotated to integer `positions` [...], in x's dtype."""
         cos_PD, sin_PD = self._table(x, int(positions.max()) + 1 if positions.numel() else 1)
         half = x.shape[-1] // 2
         return x * cos_PD[positions].unsqueeze(-2) + x.roll(half, -1) * sin_PD[positions].unsqueeze(-2)
+
+    def half_tables(self, device: torch.device, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [>= length, D/2] float32 on `device`, scaled; what `Operations.rotate` reads."""
+        held = self._halves.get(device)
+        if held is None or len(held[0]) < length:
+            rows = 1 << max(length - 1, 255).bit_length()
+            angles = torch.arange(rows, dtype=torch.float32)[:, None] * self.inverse_frequencies
+            held = (angles.cos() * self.scale).to(device), (angles.sin() * self.scale).to(device)
+            self._halves[device] = held
+        return held
 
     def _table(self, like: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [P >= length, D]; the sines of the first half negated, so a roll by D/2 replaces a split."""

@@ -5,33 +5,32 @@ starts. Step k >= 1 of the chain at p attends to the step-0 keys j <= p of its d
 1..k ("the diagonal"): what decoding would have in its cache. Chains therefore never mix, and step k needs only the
 chains that still have a valid step >= k.
 
-Attention goes document by document (no padding, no mask over other documents), head and loss in slices of rows; a
-slice that is not the only one is recomputed in the backward pass, so memory does not grow with the draft vocabulary
-or with the length of a document.
+The work in order: `drafter.rows` says which rows exist, `drafter.unroll` runs the chains, `drafter.head` scores them and,
+while logits are there, sends their gradient back; the chains' backward waits for autograd to ask. `drafter.reference` is
+the same loss by plain autograd, which tests compare with.
 
-Shapes: P key positions (documents cut behind their last chain), M chains, N chains alive in a step, K steps,
-H hidden, Q query heads, G = Q / KV heads, D head size, Vd draft vocabulary, U label positions.
+Shapes: T tokens of the batch, J key rows, P pair rows, R learning rows, M chains, K steps, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from eagle3_core.drafter.chains import ChainPlan
-from eagle3_core.drafter.losses import Objective, distance, reduce_pairs
+from eagle3_core.drafter.flat import HEAD, Gradients, Matrices
+from eagle3_core.drafter.head import Head, HeadGradient
+from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
+from eagle3_core.drafter.operations import Operations, operations_for
+from eagle3_core.drafter.rows import RowLayout, Tables, lay_out
+from eagle3_core.drafter.unroll import Unroll
 from eagle3_core.drafter.verifier_parts import Teacher
-
-HEAD_ELEMENTS = 1 << 27
-"""Logits (rows x Vd) computed at once: 512 MiB in float32."""
-SCORE_ELEMENTS = 1 << 27
-"""Attention scores (heads x rows x keys) computed at once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class PackedBatch:
     plan: ChainPlan
     samples: tuple[int, ...] = ()
     """Numbers of the samples, for error messages."""
+    layout: RowLayout | None = None
+    """`rows.lay_out(plan, offsets)` if a loader has made it already, beside the compute."""
 
 
 @dataclass(frozen=True)
@@ -68,224 +69,113 @@ def batch_loss(
     batch: PackedBatch,
     objective: Objective,
     noise: Callable[[Tensor], Tensor] | None = None,
+    *,
+    operations: Operations | None = None,
 ) -> tuple[Tensor, Tensor, StepCounts]:
     """(numerator, denominator, counts) of `batch`; the loss is their quotient (see `drafter.losses`).
 
     `drafter` and `teacher` on the batch's device and in the dtype of the products; `noise` maps aux states to noisy
-    ones. A batch without chains gives (0 with a gradient of zero, 0, zero counts).
+    ones. Gradients of all of a drafter's trained weights come in one piece, as `flat.Gradients` lays them out. The
+    denominator carries none. A batch without chains gives (0 with a gradient of zero, 0, zero counts).
+    `operations` are those that fit the device unless given.
     """
-    device, plan, steps = batch.aux_T3H.device, batch.plan, objective.steps
-    valid_MK = torch.from_numpy(plan.valid_MK).to(device)
-    start_M = torch.from_numpy(plan.start_M).to(device)
-    distance_MK = torch.zeros(valid_MK.shape, device=device)
-    overlap_MK = torch.ones(valid_MK.shape, device=device) if objective.needs_overlap else None
-    hit_MK = torch.zeros(valid_MK.shape, dtype=torch.bool, device=device)
-    if len(plan.start_M) == 0:
+    layout = batch.layout or lay_out(batch.plan, batch.offsets)
+    device = batch.aux_T3H.device
+    if layout.pairs == 0:
         zero = sum((w.sum() * 0.0 for w in drafter.weights.values()), torch.zeros((), device=device))
-        return zero, torch.zeros((), device=device), StepCounts(hit_MK.sum(0), valid_MK.sum(0))
-    unroll = _Unroll(drafter, batch, noise)
-    labels = _Labels(teacher, batch, drafter.config.draft_vocab_size, steps)
-    for k in range(int(plan.depth_M.max())):
-        out_NH, alive_N = unroll.step(k)
-        learns = torch.from_numpy(np.flatnonzero(plan.valid_MK[plan.depth_M > k, k])).to(device)
-        if len(learns) == 0:
-            continue
-        rows_R = alive_N[learns]
-        out_RH = out_NH if len(learns) == len(out_NH) else out_NH.index_select(0, learns)
-        d_R, a_R, best_R = labels.score(drafter, out_RH, start_M[rows_R] + 1 + k, objective)
-        distance_MK = distance_MK.index_put((rows_R, torch.tensor(k, device=device)), d_R)
-        if overlap_MK is not None and a_R is not None:
-            overlap_MK = overlap_MK.index_put((rows_R, torch.tensor(k, device=device)), a_R)
-        hit_MK[rows_R, k] = drafter.tokens(best_R) == labels.text(rows_R, k)
-    numerator, denominator = reduce_pairs(objective, distance_MK, overlap_MK, valid_MK)
-    return numerator, denominator, _count(hit_MK, valid_MK)
+        none_K = torch.zeros(layout.steps, dtype=torch.long, device=device)
+        return zero, torch.zeros((), device=device), StepCounts(none_K, none_K)
+    names = [name for name, weight in drafter.weights.items() if weight.requires_grad]
+    learn = torch.is_grad_enabled() and bool(names)
+    work = _Pass(drafter, teacher, batch, layout, objective, operations or operations_for(drafter.config, device))
+    if learn:
+        weights = [drafter.weights[name] for name in names]
+        numerator = cast("Tensor", _Differentiable.apply(work, noise, names, *weights))
+    else:
+        numerator = work.forward(noise, learn=False)
+    return numerator, work.denominator, work.counts()
 
 
-def _count(hit_MK: Tensor, valid_MK: Tensor) -> StepCounts:
+class _Pass:
+    """One forward pass, and what its backward needs."""
+
+    def __init__(
+        self, drafter: Drafter, teacher: Teacher, batch: PackedBatch, layout: RowLayout, objective: Objective,
+        ops: Operations,
+    ) -> None:  # fmt: skip
+        self.drafter, self._batch, self._layout, self._ops, self._objective = drafter, batch, layout, ops, objective
+        config, device = drafter.config, batch.aux_T3H.device
+        self._trains_head = drafter.weights[HEAD].requires_grad
+        weights = Matrices(config, {name: weight.detach() for name, weight in drafter.weights.items()})
+        self._tables = Tables(layout, device)
+        rotation = drafter.rope.half_tables(device, layout.reach)
+        self._unroll = Unroll(config, ops, weights, layout, self._tables, rotation)
+        self._head = Head(ops, weights, teacher, layout, self._tables, objective, eps=config.rms_norm_eps,
+                          norm_output=config.norm_output)  # fmt: skip
+        self.denominator = torch.zeros((), device=device)
+        self._sent: HeadGradient | None = None
+
+    @torch.no_grad()
+    def forward(self, noise: Callable[[Tensor], Tensor] | None, *, learn: bool) -> Tensor:
+        """The numerator; with `learn` also what the head sends back."""
+        batch, layout, position_J = self._batch, self._layout, self._tables["position_J"]
+        aux_J3H = batch.aux_T3H[: layout.keys] if layout.is_prefix else batch.aux_T3H.index_select(0, position_J)
+        if noise is not None:
+            aux_J3H = noise(aux_J3H)
+        token_J = batch.input_ids_T.index_select(0, position_J + 1)
+        self._unroll.forward(aux_J3H, self.drafter.embedding_VH, token_J)
+        final_row_U = batch.final_row_T.index_select(0, self._tables["position_U"])
+        numerator, self.denominator, self._best_R, self._sent = self._head.run(
+            self._unroll.fed_PH, batch.final_FH, final_row_U, learn=learn, train_head=self._trains_head
+        )
+        return numerator
+
+    @torch.no_grad()
+    def backward(self, d_numerator: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """Gradients by name, views of one tensor."""
+        sent = self._sent
+        assert sent is not None
+        self._sent = None
+        gradients = Gradients(self.drafter.config, names, sent.d_fed_PH)
+        if sent.d_head_VdH is not None:
+            torch.mul(sent.d_head_VdH, d_numerator, out=gradients.named[HEAD])
+            sent.d_head_VdH = None
+        self._unroll.backward(sent.d_fed_PH.mul_(d_numerator), gradients.matrices, sent.d_norm.mul_(d_numerator))
+        gradients.matrices.norm_H.copy_(sent.d_norm.sum(0))
+        return gradients.named
+
+    def counts(self) -> StepCounts:
+        """How often the drafter's best token was the text's, while its chain was still right."""
+        text_R = self._tables["text_R"]
+        token_R = self._batch.input_ids_T.index_select(0, text_R.clamp(min=0))
+        hit_R = (self.drafter.tokens(self._best_R) == token_R) & (text_R >= 0)
+        valid_MK = self._head.valid_MK
+        hit_MK = torch.zeros(valid_MK.shape, dtype=torch.bool, device=text_R.device)
+        hit_MK.view(-1).index_copy_(0, self._tables["entry_R"].long(), hit_R)
+        return count_hits(hit_MK, valid_MK)
+
+
+def count_hits(hit_MK: Tensor, valid_MK: Tensor) -> StepCounts:
+    """Hits among the pairs whose chain was still right. A step that is not valid ends no chain and counts nowhere."""
     right_MK = (hit_MK | ~valid_MK).cumprod(1).bool()
     before_MK = torch.cat([torch.ones_like(right_MK[:, :1]), right_MK[:, :-1]], dim=1)
     tried_MK = valid_MK & before_MK
     return StepCounts((hit_MK & tried_MK).sum(0), tried_MK.sum(0))
 
 
-class _Unroll:
-    """The chains of one batch, step after step."""
+class _Differentiable(torch.autograd.Function):
+    """Lets autograd ask for what `_Pass.backward` computes."""
 
-    def __init__(self, drafter: Drafter, batch: PackedBatch, noise: Callable[[Tensor], Tensor] | None) -> None:
-        self.drafter, self.batch, self.plan = drafter, batch, batch.plan
-        device = batch.aux_T3H.device
-        starts, stops = batch.offsets[:-1], batch.plan.key_stops
-        lengths = stops - starts
-        self.key_counts: list[int] = lengths.tolist()
-        key_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        local_P = np.arange(key_offsets[-1]) - np.repeat(key_offsets[:-1], lengths)
-        packed_P = torch.from_numpy(local_P + np.repeat(starts, lengths)).to(device)
-        aux_P3H = batch.aux_T3H if len(packed_P) == len(batch.aux_T3H) else batch.aux_T3H[packed_P]
-        hidden_PH = drafter.combine(noise(aux_P3H) if noise else aux_P3H)
-        pair_P2H = drafter.pair(batch.input_ids_T[packed_P + 1], hidden_PH)
-        position_P = torch.from_numpy(local_P + 1).to(device)
-        self.keys_PKD, self.values_PKD = drafter.keys_values(pair_P2H, position_P)
+    @staticmethod
+    def forward(
+        ctx: Any, work: _Pass, noise: Callable[[Tensor], Tensor] | None, names: list[str], *weights: Tensor
+    ) -> Tensor:
+        ctx.work, ctx.names = work, names
+        return work.forward(noise, learn=True)
 
-        document_M = np.repeat(np.arange(len(starts)), np.diff(batch.plan.row_offsets))
-        local_M = batch.plan.start_M - starts[document_M]
-        row_M = torch.from_numpy(key_offsets[document_M] + local_M).to(device)
-        self.document_N, self.look_back_N = document_M, local_M
-        self.alive_N = torch.arange(len(document_M), device=device)
-        self.depth_N = batch.plan.depth_M
-        self.start_N = torch.from_numpy(batch.plan.start_M).to(device)
-        self.position_N = torch.from_numpy(local_M + 1).to(device)
-        self.hidden_NH, self.pair_N2H = hidden_PH.index_select(0, row_M), pair_P2H.index_select(0, row_M)
-        self.own_keys: list[Tensor] = []
-        self.own_values: list[Tensor] = []
-
-    def step(self, k: int) -> tuple[Tensor, Tensor]:
-        """What step k leaves: out [N, H] of the chains alive, and which of the M chains those are."""
-        if k > 0:
-            self._narrow(np.flatnonzero(self.depth_N > k))
-            ids_N = self.batch.input_ids_T[self.start_N + 1 + k]
-            self.pair_N2H = self.drafter.pair(ids_N, self.hidden_NH)
-            key_NKD, value_NKD = self.drafter.keys_values(self.pair_N2H, self.position_N + k)
-            self.own_keys.append(key_NKD)
-            self.own_values.append(value_NKD)
-        queries_NQD = self.drafter.queries(self.pair_N2H, self.position_N + k)
-        self.hidden_NH = self.drafter.finish(self._attend(queries_NQD), self.hidden_NH)
-        return self.hidden_NH, self.alive_N
-
-    def _narrow(self, keep: np.ndarray) -> None:
-        """Go on with the chains `keep` (indices into the alive ones)."""
-        if len(keep) == len(self.depth_N):
-            return
-        index = torch.from_numpy(keep).to(self.alive_N.device)
-        self.document_N, self.look_back_N, self.depth_N = (
-            self.document_N[keep],
-            self.look_back_N[keep],
-            self.depth_N[keep],
-        )
-        self.alive_N, self.start_N, self.position_N = self.alive_N[index], self.start_N[index], self.position_N[index]
-        self.hidden_NH = self.hidden_NH.index_select(0, index)
-        self.own_keys = [t.index_select(0, index) for t in self.own_keys]
-        self.own_values = [t.index_select(0, index) for t in self.own_values]
-
-    def _attend(self, queries_NQD: Tensor) -> Tensor:
-        """[N, Q, D] outputs of all heads, document by document.
-
-        Documents are cut out by `split`, whose backward is one concatenation; slices would each fill a whole tensor.
-        """
-        c = self.drafter.config
-        group = c.num_heads // c.num_kv_heads
-        queries_NKGD = queries_NQD.unflatten(1, (c.num_kv_heads, group)) * c.head_dim**-0.5
-        counts = np.bincount(self.document_N, minlength=len(self.key_counts)).tolist()
-        nothing: list[Tensor | None] = [None] * len(counts)
-        own, own_values = nothing, nothing
-        if self.own_keys:
-            scores = [(queries_NKGD * key[:, :, None]).sum(-1) for key in self.own_keys]
-            own = list(torch.stack(scores, dim=-1).split(counts))
-            own_values = list(torch.stack(self.own_values, dim=2).split(counts))
-        look_back = torch.from_numpy(self.look_back_N).to(queries_NQD.device).split(counts)
-        keys, values = self.keys_PKD.split(self.key_counts), self.values_PKD.split(self.key_counts)
-        documents = zip(queries_NKGD.split(counts), keys, values, look_back, own, own_values, strict=True)
-        return torch.cat([_attend_document(*parts) for parts in documents if len(parts[0])]).flatten(1, 2)
-
-
-def _attend_document(
-    queries_RKGD: Tensor,
-    keys_PKD: Tensor,
-    values_PKD: Tensor,
-    look_back_R: Tensor,
-    own_RKGk: Tensor | None,
-    own_values_RKkD: Tensor | None,
-) -> Tensor:
-    """[R, K, G, D] for all R chains of one document, in slices where the scores of all are too many."""
-    rows, kv_heads, group, _ = queries_RKGD.shape
-    most = max(1, SCORE_ELEMENTS // (kv_heads * group * len(keys_PKD)))
-    if rows <= most:
-        return _attend_rows(queries_RKGD, keys_PKD, values_PKD, look_back_R, own_RKGk, own_values_RKkD)
-    outputs: list[Tensor] = []
-    for first in range(0, rows, most):
-        piece = slice(first, first + most)
-        arguments = (
-            queries_RKGD[piece], keys_PKD, values_PKD, look_back_R[piece],
-            None if own_RKGk is None else own_RKGk[piece],
-            None if own_values_RKkD is None else own_values_RKkD[piece],
-        )  # fmt: skip
-        outputs.append(
-            checkpoint(_attend_rows, *arguments, use_reentrant=False)
-            if torch.is_grad_enabled()
-            else _attend_rows(*arguments)
-        )
-    return torch.cat(outputs)
-
-
-def _attend_rows(
-    queries_RKGD: Tensor,
-    keys_PKD: Tensor,
-    values_PKD: Tensor,
-    look_back_R: Tensor,
-    own_RKGk: Tensor | None,
-    own_values_RKkD: Tensor | None,
-) -> Tensor:
-    """[R, K, G, D]: attention of R chains of one document to its keys up to their start, and to their own keys."""
-    rows, _, group, _ = queries_RKGD.shape
-    queries_K = queries_RKGD.permute(1, 2, 0, 3).flatten(1, 2)  # [K, G*R, D]
-    scores = (queries_K @ keys_PKD.permute(1, 2, 0)).unflatten(1, (group, rows))
-    hidden_RP = torch.arange(len(keys_PKD), device=look_back_R.device) > look_back_R[:, None]
-    scores = scores.masked_fill(hidden_RP, float("-inf"))
-    if own_RKGk is not None:
-        scores = torch.cat([scores, own_RKGk.permute(1, 2, 0, 3)], dim=-1)
-    shares = scores.softmax(-1, dtype=torch.float32).to(queries_RKGD.dtype)
-    common = shares[..., : len(keys_PKD)].flatten(1, 2) @ values_PKD.transpose(0, 1)
-    out_RKGD = common.unflatten(1, (group, rows)).permute(2, 0, 1, 3)
-    if own_values_RKkD is not None:
-        own = shares[..., len(keys_PKD) :].permute(2, 0, 1, 3)
-        out_RKGD = out_RKGD + own @ own_values_RKkD
-    return out_RKGD
-
-
-class _Labels:
-    """The verifier's side of a batch: distributions at the label positions, and the text itself."""
-
-    def __init__(self, teacher: Teacher, batch: PackedBatch, draft_vocab: int, steps: int) -> None:
-        self.teacher, self.batch, self.draft_vocab = teacher, batch, draft_vocab
-        self.rows_at_once = max(1, HEAD_ELEMENTS // draft_vocab)
-        plan, device = batch.plan, batch.aux_T3H.device
-        stop_M = np.repeat(batch.offsets[1:], np.diff(plan.row_offsets))
-        self.start_M, self.stop_M = torch.from_numpy(plan.start_M).to(device), torch.from_numpy(stop_M).to(device)
-        label_MK = plan.start_M[:, None] + 1 + np.arange(steps)
-        label_U = np.unique(label_MK[plan.valid_MK])
-        self.table_UVd: Tensor | None = None
-        if len(label_U) <= self.rows_at_once:
-            at = torch.from_numpy(label_U).to(device)
-            self.table_UVd = teacher.probabilities(batch.final_FH[batch.final_row_T[at]])
-            self.entry_T = torch.zeros(len(batch.input_ids_T), dtype=torch.long, device=device)
-            self.entry_T[at] = torch.arange(len(label_U), device=device)
-
-    def text(self, chain_R: Tensor, k: int) -> Tensor:
-        """The token that step k of each chain is to draft, as the text has it; -1 behind the document's end."""
-        position_R, ids = self.start_M[chain_R] + 2 + k, self.batch.input_ids_T
-        return torch.where(position_R < self.stop_M[chain_R], ids[position_R.clamp(max=len(ids) - 1)], -1)
-
-    def probabilities(self, label_R: Tensor) -> Tensor:
-        """[R, Vd] float32 at packed label positions."""
-        if self.table_UVd is not None:
-            return self.table_UVd[self.entry_T[label_R]]
-        return self.teacher.probabilities(self.batch.final_FH[self.batch.final_row_T[label_R]])
-
-    def score(
-        self, drafter: Drafter, out_RH: Tensor, label_R: Tensor, objective: Objective
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Per row: distance, alpha (or None), and the drafter's best draft id."""
-
-        def part(out: Tensor, label: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            logits = drafter.logits(out)
-            d, a = distance(logits, self.probabilities(label), objective.loss, objective.needs_overlap)
-            return d, a, logits.detach().argmax(-1)
-
-        if len(out_RH) <= self.rows_at_once:
-            return part(out_RH, label_R)
-        parts: list[tuple[Tensor, Tensor | None, Tensor]] = [
-            checkpoint(part, out, label, use_reentrant=False) if torch.is_grad_enabled() else part(out, label)
-            for out, label in zip(out_RH.split(self.rows_at_once), label_R.split(self.rows_at_once), strict=True)
-        ]
-        overlaps = [a for _, a, _ in parts if a is not None]
-        best = torch.cat([b for *_, b in parts])
-        return torch.cat([d for d, *_ in parts]), torch.cat(overlaps) if overlaps else None, best
+    @staticmethod
+    def backward(ctx: Any, *d: Tensor) -> tuple[Tensor | None, ...]:
+        work = cast("_Pass", ctx.work)
+        named = work.backward(d[0], ctx.names)
+        ctx.work = None
+        return (None, None, None, *[named.pop(name) for name in cast("list[str]", ctx.names)])

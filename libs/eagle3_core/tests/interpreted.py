@@ -1,0 +1,35 @@
+"""Triton's kernels in Triton's interpreter, so that a machine without a GPU can compare them with torch.
+
+The interpreter patches Triton's language anew for each call of one device function by another, which takes most of its
+time; once per module is enough. Import this before anything of `eagle3_core.drafter.kernels`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
+
+from eagle3_core.drafter.config import DrafterConfig  # noqa: E402
+from eagle3_core.drafter.kernels.operations import TritonOperations  # noqa: E402
+
+_patched: set[str] = set()
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if self.fn.__module__ not in _patched:
+        _patched.add(self.fn.__module__)
+        interpreter._patch_lang(self.fn)
+    return self.rewrite()(*args, **kwargs)
+
+
+interpreter.InterpretedFunction.__call__ = _call
+
+
+def kernels(config: DrafterConfig, **more: Any) -> TritonOperations:
+    """The kernels' operations on the CPU."""
+    return TritonOperations(config, torch.device("cpu"), **more)
