@@ -7,85 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from eagle3_core.drafter.export import ExportMismatch
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.evaluate.report import combine
 from eagle3_core.jobs.spec import parse_job
-from eagle3_core.jobs.wire import Commit, ManifestRef
-from eagle3_core.objects.local import LocalStore
-from eagle3_core.objects.manifest import UnitWriter, read_manifest
-from eagle3_core.shards.writer import ShardWriter
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.jobs.wire import Commit
+from eagle3_core.objects.manifest import read_manifest
+from eagle3_core.stages.context import Preempted
 from eagle3_core.stages.package import package
 from eagle3_core.stages.train import train
-from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
+from eagle3_core.testing import RecordingReporter
 from eagle3_core.train.feed import NoSupervision
-from eagle3_core.verifier.base import States
-from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
-from eagle3_core.verifier.identity import inspect
+from eagle3_core.train.testing import RandomStates
+from eagle3_core.verifier.contract import ContractMismatch
 
-VOCAB, HIDDEN = 320, 32
 LINES = ["0001111", "00111111", "0000", "00011111", "001111", "0011111111", "00111", "0000111"] * 2
 
 
-class Bench:
-    """A job whose states are random, ready for `train`."""
+class Bench(RandomStates):
+    """A job on its way from states to a package."""
 
     def __init__(self, folder: Path, lines: list[str] = LINES, **training: Any) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder, self.store = folder, LocalStore(folder / "store")
-        self.document = tiny_job(folder)
-        self.document["training"] |= {"epochs": 2, "batch_tokens": 24, "checkpoint_every_steps": 2, **training}
-        identity = inspect(folder / "verifier")
-        self.contract = CaptureContract(
-            verifier=identity.digest, verifier_name="verifier", revision="local", config_digest=identity.config_digest,
-            tokenizer_digest=identity.tokenizer_digest, chat_template_digest=identity.chat_template_digest,
-            hidden_size=HIDDEN, num_layers=8, vocab_size=VOCAB, aux_layers=(2, 4, 5), dtype="float32",
-            stored_dtype="bfloat16", kv_cache_dtype="float32", attention="sdpa", engine="transformers",
-            engine_version="5", capture_pass="decode",
-        )  # fmt: skip
-        self.inputs: dict[Any, list[ManifestRef]] = {"extract": [self._states(lines)], "vocab": [self._vocab()]}
-        self.results: dict[Any, dict[str, Any]] = {
-            "prepare": {"tasks": {"words": 3, "numbers": 1}},
-            "vocab": {"draft_vocab_size": 64, "coverage": 0.9, "coverage_on": "held_out"},
-        }
-
-    def _writer(self, stage: Any) -> UnitWriter:
-        return UnitWriter(self.store, tenant="tenant", job_id="job", stage=stage, unit=(0, 0, 1), unit_key="k", fence=1)
-
-    def _states(self, lines: list[str]) -> ManifestRef:
-        generator = torch.Generator().manual_seed(0)
-        folder = self.folder / "shards"
-        folder.mkdir()
-        shards = ShardWriter(folder, self.contract, codec="raw", shard_bytes=1 << 20)
-        for i, line in enumerate(lines):
-            ids = torch.randint(0, VOCAB, (len(line),), generator=generator).tolist()
-            aux = torch.randn(len(line), 3 * HIDDEN, generator=generator)
-            final = torch.randn(len(line), HIDDEN, generator=generator)
-            shards.add(f"s{i}", "t", ids, [int(c) for c in line], States(aux, final).stored())
-        return self._shards_committed(shards)
-
-    def _shards_committed(self, shards: ShardWriter) -> ManifestRef:
-        ctx = stage_context(self.folder, "extract", self.document, store=self.store)
-        from eagle3_core.stages.generate import commit_states
-
-        return commit_states(ctx, shards, self.contract, "e" * 64, 0.0).manifest
-
-    def _vocab(self) -> ManifestRef:
-        t2d = torch.zeros(VOCAB, dtype=torch.bool)
-        t2d[::5] = True
-        save_file({"d2t": t2d.nonzero().flatten() - torch.arange(64), "t2d": t2d}, self.folder / "vocab.safetensors")
-        writer = self._writer("vocab")
-        writer.add_file("vocab.safetensors", self.folder / "vocab.safetensors")
-        return writer.commit({})
-
-    def context(self, stage: Any) -> StageContext:
-        return stage_context(
-            self.folder, stage, self.document, inputs=self.inputs, results=self.results, store=self.store
-        )
+        super().__init__(folder, lines, **training)
 
     def trained(self) -> Commit:
         commit = train(self.context("train"))
@@ -100,7 +44,7 @@ class Bench:
             for i in range(3)
         ]  # fmt: skip
         self.results["evaluate"] = combine(rows, parse_job(self.document).evaluation)
-        self.inputs["evaluate"] = [self._writer("evaluate").commit({}, contract=self.contract.model_dump(mode="json"))]
+        self.inputs["evaluate"] = [self.writer("evaluate").commit({}, contract=self.contract.model_dump(mode="json"))]
 
 
 def test_train_makes_a_drafter_of_the_states_and_says_what_it_left_out(tmp_path: Path) -> None:

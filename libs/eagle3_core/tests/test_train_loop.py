@@ -29,6 +29,7 @@ from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.feed import Feed
 from eagle3_core.train.loop import Diverged, Trained, Trainer
+from eagle3_core.train.replica import Place
 
 CPU = torch.device("cpu")
 MASKS = ["0001111", "00111111", "0111", "00011111", "001111", "0011111111", "00111", "0000111"]
@@ -66,7 +67,7 @@ class Run:
         drafter = drafter or random_drafter(self.config)
         dtype = torch.bfloat16 if training.dtype == "bfloat16" else torch.float32
         return Trainer(
-            ctx, drafter, teacher or random_teacher(self.config), feed, training, checkpoints, device=CPU, dtype=dtype
+            ctx, drafter, teacher or random_teacher(self.config), feed, training, checkpoints, Place(CPU, dtype)
         )
 
     def straight(self) -> Trained:

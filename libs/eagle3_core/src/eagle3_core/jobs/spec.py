@@ -63,6 +63,8 @@ class JobSpec(Section):
     def _consistent(self) -> JobSpec:
         if (cut := self.training.max_seq_len) is not None and cut > self.data.max_seq_len:
             raise ValueError("training.max_seq_len may only be smaller than data.max_seq_len")
+        if self.training.gpus is not None and self.verifier.device == "cpu":
+            raise ValueError("training.gpus asks for GPUs, and verifier.device is cpu")
         return self
 
 

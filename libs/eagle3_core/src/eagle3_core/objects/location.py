@@ -35,3 +35,10 @@ def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectSto
             remedy="use file:///absolute/folder or s3://bucket/prefix?endpoint=https://host",
         )
     return LocalStore(Path(unquote(parts.path)))
+
+
+def url_of(store: ObjectStore) -> str:
+    """The URL under which another process of this machine opens `store`. Raises UnknownStore."""
+    if isinstance(store, LocalStore):
+        return store.root.as_uri()
+    raise UnknownStore(f"{type(store).__name__} has no URL", remedy="open it by store_at")

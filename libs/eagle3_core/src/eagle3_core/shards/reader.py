@@ -8,6 +8,7 @@ Shapes: S samples, N tokens of a shard, T tokens of a sample, M kept final state
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ class _Open:
 
 
 class ShardSet:
-    """The samples of `manifests`, in their order. `sample(i)` reads one of `len()`."""
+    """The samples of `manifests`, in their order. `sample(i)` reads one of `len()`; many threads may read at once."""
 
     contract: CaptureContract
     """How all of them were captured."""
@@ -72,6 +73,7 @@ class ShardSet:
         self._entries = [pair for manifest in manifests for pair in shard_entries(manifest)]
         self._paths = [fetch_file(store, entry, scratch) for entry, _ in self._entries]
         self._opened: OrderedDict[int, _Open] = OrderedDict()
+        self._lock = threading.Lock()
         self._first = [0, *accumulate(counts.samples for _, counts in self._entries)]
         parts = [self._shard(i).sample_offsets.diff() for i in range(len(self._entries))]
         self.lengths = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
@@ -110,13 +112,14 @@ class ShardSet:
         return shard.loss_mask[int(shard.sample_offsets[inner]) : int(shard.sample_offsets[inner + 1])]
 
     def _shard(self, which: int) -> _Open:
-        if which in self._opened:
-            self._opened.move_to_end(which)
-            return self._opened[which]
-        shard = self._opened[which] = _open(self._paths[which], *self._entries[which], self.contract)
-        if len(self._opened) > OPEN_FILES:
-            self._opened.popitem(last=False)
-        return shard
+        with self._lock:
+            if which in self._opened:
+                self._opened.move_to_end(which)
+                return self._opened[which]
+            shard = self._opened[which] = _open(self._paths[which], *self._entries[which], self.contract)
+            if len(self._opened) > OPEN_FILES:
+                self._opened.popitem(last=False)
+            return shard
 
 
 def _open(path: Path, entry: FileEntry, counts: ShardCounts, contract: CaptureContract) -> _Open:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -11,57 +12,103 @@ from eagle3_core.data.sources import resolve
 from eagle3_core.drafter.build import build
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
+from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import Training
 from eagle3_core.jobs.wire import Commit
+from eagle3_core.shards.manifest import shared_contract
 from eagle3_core.shards.reader import ShardSet
 from eagle3_core.stages.context import StageContext
 from eagle3_core.train.checkpoint import Checkpoints
+from eagle3_core.train.cost import Weights
 from eagle3_core.train.feed import Feed, Samples
+from eagle3_core.train.launch import launch
 from eagle3_core.train.loop import Trained, Trainer
-from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
+from eagle3_core.train.ranks import Ranks
+from eagle3_core.train.replica import Place
+from eagle3_core.train.speed import sentence
+from eagle3_core.verifier.contract import ContractMismatch
 from eagle3_core.verifier.identity import inspect
+
+START = "start"
+"""Folder of the untrained drafter, for the ranks."""
+
+
+class NoGpu(AerieError):
+    """Training was to run on GPUs, and this machine shows none."""
+
+    code, status, retryable = "training.no_gpu", 409, True
 
 
 def train(ctx: StageContext) -> Commit:
     """Train a drafter on the captured states, going on from this unit's newest checkpoint if there is one."""
+    contract = shared_contract(ctx.manifests("extract"))
+    device = _device(ctx)
+    ranks = _ranks(ctx, device)
+    folder = ctx.scratch
+    if device == "cuda":
+        ctx.warm.held.clear()  # a verifier kept by an earlier unit would lie where training needs room
+    if ranks > 1:
+        folder = ctx.scratch / "ranks"
+        told = train_together(ctx, folder, ranks, device)
+    else:
+        told = train_at(ctx, torch.device(device), Ranks(), new_drafter(ctx))
+    speed = told.pop("speed")
+    writer = ctx.writer()
+    for name in (TENSORS_FILE, CONFIG_FILE):
+        writer.add_file(name, folder / "drafter" / name)
+    timings = {name: float(value) for name, value in speed.items()}
+    commit = writer.commit(told, contract=contract.model_dump(mode="json"), timings=timings)
+    return ctx.done(commit, told | {"speed": speed})
+
+
+def train_together(ctx: StageContext, folder: Path, ranks: int, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
+    """Train in `ranks` processes over the new folder `folder`, where the first leaves the drafter; what it says of it.
+
+    The untrained drafter is made here, once: what makes it (speculators' own module) takes longer to import than to run.
+    """
+    folder.mkdir()
+    new_drafter(ctx).save(folder / START)
+    return launch(ctx, folder, ranks, device)
+
+
+def train_at(ctx: StageContext, device: torch.device, ranks: Ranks, drafter: Drafter) -> dict[str, Any]:
+    """Train on `device` as one of `ranks`; the first saves the drafter in its scratch folder and says what became of it."""
     training = ctx.spec.training
     shards = ShardSet(ctx.store, ctx.manifests("extract"), ctx.scratch)
-    feed = _feed(ctx, shards, training)
-    drafter, teacher = _drafter_and_teacher(ctx, shards.contract)
-    device, dtype = _place(ctx, training)
+    teacher = Teacher.read(VerifierParts(_verifier(ctx)), drafter.t2d_V, shards.contract.final)
+    feed = _feed(ctx, shards, training, Weights.of(drafter.config))
+    dtype = _dtype(training, device)
     checkpoints = Checkpoints(
         ctx.store, tenant=ctx.assignment.tenant, provenance=ctx.assignment.key, fence=ctx.assignment.fence,
         keep=training.keep_checkpoints, scratch=ctx.scratch, warn=lambda text: ctx.log(text, level="warning"),
     )  # fmt: skip
-    trainer = Trainer(ctx, drafter, teacher, feed, training, checkpoints, device=device, dtype=dtype)
+    trainer = Trainer(ctx, drafter, teacher, feed, training, checkpoints, Place(device, dtype, ranks))
     ctx.log(
         f"{len(feed.train)} samples, {feed.supervised_tokens} supervised tokens an epoch, {len(feed.held_out)} held out, "
         f"{feed.dropped} without anything to learn; {trainer.total_steps} steps in {dtype} on {device} "
-        f"with {torch.get_num_threads()} threads"
+        f"with {torch.get_num_threads()} threads" + (f", {ranks.size} ranks" if ranks.size > 1 else "")
     )
     trained = trainer.run()
-    result = _result(trained, feed)
-    trained.drafter.save(ctx.scratch / "drafter")
-    writer = ctx.writer()
-    for name in (TENSORS_FILE, CONFIG_FILE):
-        writer.add_file(name, ctx.scratch / "drafter" / name)
-    return ctx.done(writer.commit(result, contract=shards.contract.model_dump(mode="json")), result)
+    ctx.log(sentence(trained.speed))
+    if ranks.first:
+        trained.drafter.save(ctx.scratch / "drafter")
+    return _result(trained, feed, ranks)
 
 
-def _feed(ctx: StageContext, samples: Samples, training: Training) -> Feed:
+def _feed(ctx: StageContext, samples: Samples, training: Training, weights: Weights) -> Feed:
     feed = Feed(
         samples, steps=training.ttt_steps, rule=training.label_rule, batch_tokens=training.batch_tokens,
-        seed=training.seed, val_ratio=ctx.spec.data.val_ratio, max_seq_len=training.max_seq_len,
+        seed=training.seed, val_ratio=ctx.spec.data.val_ratio, max_seq_len=training.max_seq_len, weights=weights,
     )  # fmt: skip
     if feed.dropped:
         ctx.log(f"{feed.dropped} of {len(samples)} samples have no chain to learn and are left out", level="warning")
     return feed
 
 
-def _drafter_and_teacher(ctx: StageContext, contract: CaptureContract) -> tuple[Drafter, Teacher]:
-    """A new drafter and its teacher, for the verifier that the states came from. Raises ContractMismatch."""
-    training = ctx.spec.training
-    folder = resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model")
+def new_drafter(ctx: StageContext) -> Drafter:
+    """An untrained drafter for the verifier that the states came from. Raises ContractMismatch."""
+    training, folder = ctx.spec.training, _verifier(ctx)
+    contract = shared_contract(ctx.manifests("extract"))
     if (digest := inspect(folder).digest) != contract.verifier:
         raise ContractMismatch(
             f"the states were captured from verifier {contract.verifier[:16]} ({contract.verifier_name}), "
@@ -71,26 +118,57 @@ def _drafter_and_teacher(ctx: StageContext, contract: CaptureContract) -> tuple[
         )
     (manifest,) = ctx.manifests("vocab")
     vocab = load_file(ctx.fetch(manifest.file("vocab.safetensors")))
-    drafter = build(
+    return build(
         folder, algorithm=training.algorithm, init=training.init, aux_layers=contract.aux_layers,
         ttt_steps=training.ttt_steps, d2t_Vd=vocab["d2t"], t2d_V=vocab["t2d"], seed=training.seed,
         train_lm_head=training.train_lm_head,
     )  # fmt: skip
-    return drafter, Teacher.read(VerifierParts(folder), vocab["t2d"], contract.final)
 
 
-def _place(ctx: StageContext, training: Training) -> tuple[torch.device, torch.dtype]:
-    """Where training runs, and in which precision its products are made."""
+def started_drafter(ctx: StageContext, folder: Path) -> Drafter:
+    """The untrained drafter that `train_together` left in `folder`, every weight but a frozen head requiring a gradient."""
+    drafter = Drafter.load(folder / START, _verifier(ctx))
+    for name, weight in drafter.weights.items():
+        weight.requires_grad_(ctx.spec.training.train_lm_head or name != "lm_head.weight")
+    return drafter
+
+
+def _verifier(ctx: StageContext) -> Path:
+    return resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model")
+
+
+def _device(ctx: StageContext) -> Literal["cpu", "cuda"]:
+    """Where training runs."""
     wish = ctx.spec.verifier.device
-    gpu = wish == "cuda" or (wish == "auto" and torch.cuda.is_available())
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(
-        training.dtype, torch.bfloat16 if gpu else torch.float32
-    )
-    return torch.device("cuda" if gpu else "cpu"), dtype
+    return "cuda" if wish == "cuda" or (wish == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def _result(trained: Trained, feed: Feed) -> dict[str, Any]:
+def _ranks(ctx: StageContext, device: Literal["cpu", "cuda"]) -> int:
+    """Processes that train: as many as GPUs were asked for and are here. Raises NoGpu."""
+    asked = ctx.spec.training.gpus
+    if asked is None:
+        return 1
+    here = torch.cuda.device_count() if device == "cuda" else 0
+    if here == 0:
+        raise NoGpu(
+            f"training.gpus is {asked}, and this machine shows no GPU",
+            remedy="run the train stage on a worker with GPUs, or leave training.gpus out",
+            pointer="/training/gpus",
+        )
+    if here < asked:
+        ctx.log(f"training.gpus is {asked}, this machine shows {here}: training on {here}", level="warning")
+    return min(asked, here)
+
+
+def _dtype(training: Training, device: torch.device) -> torch.dtype:
+    """In which precision products are made."""
+    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(training.dtype, automatic)
+
+
+def _result(trained: Trained, feed: Feed, ranks: Ranks) -> dict[str, Any]:
     return {
+        "ranks": ranks.size,
         "steps": trained.steps,
         "epochs": trained.epochs,
         "samples": len(feed.train),
@@ -100,4 +178,5 @@ def _result(trained: Trained, feed: Feed) -> dict[str, Any]:
         "loss": trained.loss,
         "val_loss": trained.val_loss,
         "digest": trained.drafter.digest(),
+        "speed": trained.speed,
     }

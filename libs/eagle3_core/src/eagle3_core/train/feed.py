@@ -1,8 +1,11 @@
 """Shards -> packed batches: the order of everything is a pure function of (seed, epoch).
 
-So a cursor of two numbers (epoch, batch) is all that an exact resume needs. Samples are packed end to end in the
+So a cursor of two numbers (epoch, group) is all that an exact resume needs. Samples are packed end to end in the
 epoch's order until the next one no longer fits; samples without any chain that a loss reads are left out, and said.
 Held-out samples are chosen by the hash of their number, so they stay the same when epochs, seed or order change.
+
+The samples of an optimizer step (a group of passes) do not depend on the number of ranks. Several ranks share them so
+that each computes about as much (`train.cost`): the heaviest sample first, each to the rank with the least so far.
 
 Shapes: T tokens of a sample or batch, S samples, K steps, H hidden size.
 """
@@ -10,7 +13,6 @@ Shapes: T tokens of a sample or batch, S samples, K steps, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +24,13 @@ from eagle3_core.data.split import held_out
 from eagle3_core.drafter.chains import LabelRule, plan_chains, valid_steps
 from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.errors import AerieError
+from eagle3_core.train.cost import EVEN, Facts, Weights
 from eagle3_core.verifier.contract import CaptureContract
+
+Pass = tuple[int, ...]
+"""Numbers of the samples of one forward pass; empty where a rank has nothing to do while others do."""
+Group = tuple[Pass, ...]
+"""The forward passes of one optimizer step."""
 
 
 class NoSupervision(AerieError):
@@ -86,27 +94,17 @@ class Samples(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the feed knows of a sample without reading its states."""
-
-    tokens: int
-    """Length after the cut at `max_seq_len`."""
-    supervised: int
-    """Tokens that some chain drafts."""
-
-
 class Feed:
     """The batches of every epoch, and of the held-out samples."""
 
     def __init__(
         self, samples: Samples, *, steps: int, rule: LabelRule, batch_tokens: int, seed: int,
-        val_ratio: float = 0.0, max_seq_len: int | None = None,
+        val_ratio: float = 0.0, max_seq_len: int | None = None, weights: Weights = EVEN,
     ) -> None:  # fmt: skip
-        """Reads every mask once. Raises NoSupervision, BatchTooSmall."""
+        """Reads every mask once. `weights` is what a sample's parts cost. Raises NoSupervision, BatchTooSmall."""
         self._samples, self._steps = samples, steps
         self._rule: LabelRule = rule
-        self._batch_tokens, self._seed, self._cut = batch_tokens, seed, max_seq_len
+        self._batch_tokens, self._seed, self._cut, self._weights = batch_tokens, seed, max_seq_len, weights
         self._facts = [self._look(i) for i in range(len(samples))]
         usable = [i for i, facts in enumerate(self._facts) if facts.supervised]
         if not usable:
@@ -130,18 +128,53 @@ class Feed:
         """Tokens that chains of one epoch draft at their first step."""
         return sum(self._facts[i].supervised for i in self.train)
 
-    def batches(self, epoch: int) -> list[tuple[int, ...]]:
+    @property
+    def longest(self) -> Facts:
+        """The sample with the most tokens among those that are read."""
+        return max((self._facts[i] for i in (*self.train, *self.held_out)), key=lambda facts: facts.tokens)
+
+    def batches(self, epoch: int) -> list[Pass]:
         """The samples of each batch of `epoch`, from 0."""
         order = sorted(self.train, key=lambda i: blake3(f"{self._seed}/{epoch}/{i}".encode()).digest())
         return self._packed(order)
 
-    def validation_batches(self) -> list[tuple[int, ...]]:
-        """The held-out samples' batches; always the same."""
-        return self._packed(self.held_out)
+    def groups(self, epoch: int, passes: int) -> list[Group]:
+        """The batches of `epoch` in optimizer steps of `passes`; the epoch's last step may have fewer."""
+        return _grouped(self.batches(epoch), passes)
 
-    def supervised_in(self, batch: Sequence[int]) -> int:
-        """Tokens that chains of `batch` draft at their first step."""
-        return sum(self._facts[i].supervised for i in batch)
+    def validation_groups(self, passes: int = 1) -> list[Group]:
+        """The held-out samples' batches, `passes` at a time; always the same samples."""
+        return _grouped(self._packed(self.held_out), passes)
+
+    def shared(self, group: Group, ranks: int) -> list[list[Pass]]:
+        """The passes of each rank, as many for each: an empty one where a rank has fewer samples than others."""
+        if ranks == 1:
+            return [list(group)]
+        order = [i for batch in group for i in batch]
+        place = {i: n for n, i in enumerate(order)}
+        most = -(-len(group) // ranks) * self._batch_tokens
+        work, tokens = [0.0] * ranks, [0] * ranks
+        own: list[list[int]] = [[] for _ in range(ranks)]
+        for i in sorted(order, key=lambda i: (-self._work(i), place[i])):
+            size = self._facts[i].tokens
+            rank = min(range(ranks), key=lambda r: (tokens[r] + size > most, work[r], r))
+            own[rank].append(i)
+            work[rank], tokens[rank] = work[rank] + self._work(i), tokens[rank] + size
+        passes = [self._packed(sorted(samples, key=place.__getitem__)) for samples in own]
+        longest = max(1, *(len(one) for one in passes))
+        return [[*one, *[()] * (longest - len(one))] for one in passes]
+
+    def work_of(self, passes: Sequence[Pass]) -> float:
+        """Operations of `passes`."""
+        return sum(self._work(i) for batch in passes for i in batch)
+
+    def supervised_in(self, samples: Sequence[int]) -> int:
+        """Tokens that chains of `samples` draft at their first step."""
+        return sum(self._facts[i].supervised for i in samples)
+
+    def tokens_in(self, samples: Sequence[int]) -> int:
+        """Tokens of `samples`."""
+        return sum(self._facts[i].tokens for i in samples)
 
     def load(self, batch: Sequence[int]) -> PackedBatch:
         """The samples `batch` end to end, with their plan. Raises what the shards raise, MissingFinalState."""
@@ -172,7 +205,12 @@ class Feed:
     def _look(self, index: int) -> Facts:
         mask_T = self._samples.loss_mask(index).numpy()[: self._cut]
         valid_TK = valid_steps(mask_T, np.array([0, len(mask_T)]), self._steps, self._rule)
-        return Facts(len(mask_T), int(valid_TK.any(1).sum()))
+        starts = np.flatnonzero(valid_TK.any(1))
+        depth_M = self._steps - np.argmax(valid_TK[starts, ::-1], axis=1) if len(starts) else starts
+        return Facts(len(mask_T), len(starts), int(depth_M.sum()), int((depth_M * (starts + 1)).sum()))
+
+    def _work(self, index: int) -> float:
+        return self._weights.operations(self._facts[index])
 
     def _require_room(self, usable: list[int]) -> None:
         longest = max(usable, key=lambda i: self._facts[i].tokens)
@@ -184,8 +222,8 @@ class Feed:
                 pointer="/training/batch_tokens",
             )
 
-    def _packed(self, order: Sequence[int]) -> list[tuple[int, ...]]:
-        batches: list[tuple[int, ...]] = []
+    def _packed(self, order: Sequence[int]) -> list[Pass]:
+        batches: list[Pass] = []
         current: list[int] = []
         room = self._batch_tokens
         for i in order:
@@ -195,6 +233,10 @@ class Feed:
             current.append(i)
             room -= self._facts[i].tokens
         return [*batches, tuple(current)] if current else batches
+
+
+def _grouped(batches: Sequence[Pass], size: int) -> list[Group]:
+    return [tuple(batches[i : i + size]) for i in range(0, len(batches), size)]
 
 
 def _require_states(batch: PackedBatch) -> None:

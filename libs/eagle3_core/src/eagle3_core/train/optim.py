@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -36,18 +36,27 @@ def learning_rate(
     return peak * (min_ratio + (1.0 - min_ratio) * share)
 
 
-def scale_and_clip(parameters: Iterable[Tensor], denominator: float, limit: float) -> float:
-    """Divide all gradients by `denominator`, then scale them down to a joint L2 norm of at most `limit`.
+def scale_and_clip(
+    gradients: Sequence[Tensor],
+    denominator: Tensor | float,
+    limit: float,
+    joint: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Divide `gradients` by `denominator`, then scale them down to a joint L2 norm of at most `limit`, in place.
 
-    Returns the norm before clipping. Gradients of numerators of several passes add up to the gradient of their
-    quotient's numerator, so dividing once by the joint denominator makes accumulation exact.
+    Returns the norm before clipping, float64, on the gradients' device: nothing here waits for it. Gradients of
+    numerators of several passes add up to the gradient of their quotient's numerator, so dividing once by the joint
+    denominator makes accumulation exact. Where each rank holds a part of every gradient, `joint` adds the square of the
+    norm up over ranks. A norm that is no number leaves no gradient that is one.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))) / denominator
-    scale = min(1.0, limit / norm) / denominator if norm > 0 else 1.0 / denominator
-    if math.isfinite(norm):
-        for gradient in gradients:
-            gradient.mul_(scale)
+    summed = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).double()
+    if joint is not None:
+        summed = joint(summed.square()).sqrt()
+    over = torch.as_tensor(denominator, dtype=torch.float64, device=summed.device)
+    norm = summed / over
+    scale = torch.where(norm > 0, limit / norm, 1.0).clamp(max=1.0) / over
+    for gradient in gradients:
+        gradient.mul_(scale)
     return norm
 
 
@@ -76,7 +85,7 @@ class AdamW:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` gave."""
+        """Take over what `state()` gave; moments as spread over ranks as their parameters are."""
         for name, parameter in self._parameters.items():
             if f"step/{name}" not in state:
                 continue

@@ -92,3 +92,16 @@ class Training(Section):
 
     threads: Positive | None = None
     """CPU threads of the training process; null = all cores. Part of what makes a digest reproducible."""
+
+    num_workers: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Threads that read and decode samples beside the compute; null = 4 beside a GPU, 1 on a CPU. Changes no result."""
+
+    recompute: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+
+    gpus: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs of one machine that train together, under torchrun; null = one. A step's samples stay the same and are split,
+    so raise `accumulation` with it to keep every GPU busy. A machine with fewer trains on those it has, and says so."""
+
+    sharding: Literal["ddp", "fsdp2"] = "ddp"
+    """With several GPUs: `ddp` keeps weights and optimizer on each, `fsdp2` a share of them (12 bytes a weight less)."""
