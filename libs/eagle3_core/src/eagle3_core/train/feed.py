@@ -22,6 +22,7 @@ from torch import Tensor
 
 from eagle3_core.data.split import held_out
 from eagle3_core.drafter.chains import LabelRule, plan_chains, valid_steps
+from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.errors import AerieError
 from eagle3_core.train.cost import EVEN, Facts, Weights
@@ -177,7 +178,7 @@ class Feed:
         return sum(self._facts[i].tokens for i in samples)
 
     def load(self, batch: Sequence[int]) -> PackedBatch:
-        """The samples `batch` end to end, with their plan. Raises what the shards raise, MissingFinalState."""
+        """The samples `batch` end to end, with their plan and the rows of its work. Raises what the shards raise, MissingFinalState."""
         ids: list[Tensor] = []
         masks: list[np.ndarray] = []
         aux: list[Tensor] = []
@@ -197,8 +198,9 @@ class Feed:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in ids])]).astype(np.int64)
         plan = plan_chains(np.concatenate(masks), offsets, self._steps, self._rule)
         packed = PackedBatch(
-            torch.cat(ids), offsets, torch.cat(aux), torch.cat(final), torch.cat(rows), plan, tuple(batch)
-        )
+            torch.cat(ids), offsets, torch.cat(aux), torch.cat(final), torch.cat(rows), plan, tuple(batch),
+            lay_out(plan, offsets),
+        )  # fmt: skip
         _require_states(packed)
         return packed
 

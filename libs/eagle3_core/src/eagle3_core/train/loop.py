@@ -33,7 +33,7 @@ from eagle3_core.train.optim import learning_rate
 from eagle3_core.train.prefetch import Prefetch
 from eagle3_core.train.progress import Clock, Cursor, Sums
 from eagle3_core.train.readback import Readback
-from eagle3_core.train.replica import Place, replica
+from eagle3_core.train.replica import Place, hold
 from eagle3_core.train.saver import Saver
 from eagle3_core.train.speed import Speed
 
@@ -82,7 +82,7 @@ class Trainer:
             training.ttt_decay,
             training.expected_length_weight,
         )
-        self._replica = replica(drafter, teacher, objective, training, place, training.sharding)
+        self._replica = hold(drafter, teacher, objective, training, place)
         self._cursor = Cursor()
         epochs = [len(feed.groups(e, training.accumulation)) for e in range(training.epochs)]
         self.total_steps = min(sum(epochs), training.max_steps or sum(epochs))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from eagle3_core.drafter.flat import FlatWeights
+from eagle3_core.drafter.operations import has_kernels
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -36,28 +39,16 @@ def learning_rate(
     return peak * (min_ratio + (1.0 - min_ratio) * share)
 
 
-def scale_and_clip(
-    gradients: Sequence[Tensor],
-    denominator: Tensor | float,
-    limit: float,
-    joint: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Divide `gradients` by `denominator`, then scale them down to a joint L2 norm of at most `limit`, in place.
+def clipped(summed: Tensor, denominator: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """(norm, scale): the gradient's L2 norm before clipping, and what its sum is to be multiplied with.
 
-    Returns the norm before clipping, float64, on the gradients' device: nothing here waits for it. Gradients of
-    numerators of several passes add up to the gradient of their quotient's numerator, so dividing once by the joint
-    denominator makes accumulation exact. Where each rank holds a part of every gradient, `joint` adds the square of the
-    norm up over ranks. A norm that is no number leaves no gradient that is one.
+    `summed` is the norm of the sum of all numerators' gradients. Dividing it once by their joint `denominator` gives
+    the gradient of the one fraction, so accumulation is exact; then the norm is brought down to at most `limit`. Float64
+    scalars on the gradient's device: nothing here waits for it. A norm that is no number gives no scale that is one.
     """
-    summed = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])).double()
-    if joint is not None:
-        summed = joint(summed.square()).sqrt()
-    over = torch.as_tensor(denominator, dtype=torch.float64, device=summed.device)
+    over = denominator.double()
     norm = summed / over
-    scale = torch.where(norm > 0, limit / norm, 1.0).clamp(max=1.0) / over
-    for gradient in gradients:
-        gradient.mul_(scale)
-    return norm
+    return norm, torch.where(norm > 0, limit / norm, 1.0).clamp(max=1.0) / over
 
 
 class AdamW:
@@ -93,3 +84,47 @@ class AdamW:
                 "step": state[f"step/{name}"].to(parameter.device, copy=True),
                 **{kind: state[f"{kind}/{name}"].to(parameter.device, copy=True) for kind in MOMENTS},
             }
+
+
+class FlatAdamW:
+    """The same over flat memory (`drafter.flat`): one kernel on a GPU that has it, torch's own step elsewhere."""
+
+    def __init__(self, flat: FlatWeights, betas: tuple[float, float], weight_decay: float) -> None:
+        self._flat, self._betas, self._decay = flat, betas, weight_decay
+        self._m_N, self._v_N = torch.zeros_like(flat.master_N), torch.zeros_like(flat.master_N)
+        self.count = torch.zeros((), device="cpu")
+        """Steps taken."""
+        self._kernel = has_kernels(flat.master_N.device)
+        master = flat.master_N
+        self._adam = torch.optim.AdamW([master], lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+        self._adam.state[master] = {"step": self.count.to(master.device), "exp_avg": self._m_N, "exp_avg_sq": self._v_N}
+
+    def step(self, gradient_N: Tensor, scale: Tensor, rate: float) -> None:
+        """One update at learning rate `rate` with `gradient_N` x `scale` (0-dim); the gradient is used up."""
+        self.count += 1
+        if self._kernel:
+            from eagle3_core.drafter.kernels.adamw import adamw
+
+            adamw(
+                self._flat.master_N, self._flat.compute_N, gradient_N, self._m_N, self._v_N, scale.float(), rate=rate,
+                betas=self._betas, weight_decay=self._decay, step=int(self.count),
+            )  # fmt: skip
+            return
+        flat = self._flat
+        flat.master_N.grad = gradient_N.float().mul_(scale)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        flat.master_N.grad = None
+        if flat.compute_N is not flat.master_N:
+            with torch.no_grad():
+                flat.compute_N.copy_(flat.master_N)
+
+    def moments(self) -> dict[str, Tensor]:
+        """Both running means, float32 [N]."""
+        return dict(zip(MOMENTS, (self._m_N, self._v_N), strict=True))
+
+    def begin_at(self, steps: int) -> None:
+        """Go on after `steps` steps, with the moments as they are."""
+        self.count.fill_(steps)
+        self._adam.state[self._flat.master_N]["step"].fill_(steps)

@@ -73,7 +73,7 @@ class Prefetch:
         if arrived.uploaded is not None and arrived.batch is not None:
             here = torch.cuda.current_stream(self._device)
             here.wait_event(arrived.uploaded)
-            for _, tensor in _tensors(arrived.batch):
+            for _, tensor in tensors_of(arrived.batch):
                 tensor.record_stream(here)
         self._room.release()
         return arrived.batch
@@ -102,21 +102,21 @@ class Prefetch:
         batch = self._load(samples)
         if self._stream is None:
             return batch
-        return replace(batch, **{name: tensor.pin_memory() for name, tensor in _tensors(batch)})
+        return replace(batch, **{name: tensor.pin_memory() for name, tensor in tensors_of(batch)})
 
     def _upload(self, batch: PackedBatch | None) -> _Arrived:
         if self._stream is None or batch is None:
             return _Arrived(batch, None)
         with torch.cuda.stream(self._stream):
             there = replace(
-                batch, **{name: tensor.to(self._device, non_blocking=True) for name, tensor in _tensors(batch)}
+                batch, **{name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors_of(batch)}
             )
             uploaded = torch.cuda.Event()
             uploaded.record()
             return _Arrived(there, uploaded)
 
 
-def _tensors(batch: PackedBatch) -> list[tuple[str, Tensor]]:
+def tensors_of(batch: PackedBatch) -> list[tuple[str, Tensor]]:
     """The batch's tensors by the names of their fields."""
     named = ((field.name, getattr(batch, field.name)) for field in fields(batch))
     return [(name, value) for name, value in named if isinstance(value, Tensor)]

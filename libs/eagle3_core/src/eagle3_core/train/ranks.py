@@ -34,6 +34,12 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def hand_out(self, tensor: Tensor) -> Tensor:
+        """Rank 0's `tensor` on every rank, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
     def any(self, here: bool, device: torch.device) -> bool:
         """Whether `here` holds on any rank; waits for all of them."""
         if self.size == 1:

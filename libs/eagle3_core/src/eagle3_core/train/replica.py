@@ -1,32 +1,35 @@
-"""What one rank holds of the drafter, its optimizer and how gradients of all ranks become one step.
+"""What one rank holds of the drafter, its optimizer, and how the gradients of all ranks become one step.
 
 Each rank's gradient is that of its own numerator. Their sum divided by the joint denominator is the gradient of the one
-fraction over all ranks' pairs, whoever had how many, so ranks may hold unequal shares of a step, or none of it: an
-empty batch has a gradient of zero, and its collectives take place.
+fraction over all ranks' pairs, whoever had how many, so ranks may hold unequal shares of a step, or none of it: where
+there is no batch the gradient is zero, and its collectives take place.
 
-`Replica` is the whole drafter on every rank (one GPU, or DDP); `train.sharded` keeps a share on each (FSDP2). What a
-checkpoint holds is whole tensors under the same names for both, so it never depends on the number of ranks.
+`Replica` holds the whole drafter on every rank: one process, or data parallel (DDP). A weight is used by every step of a
+chain, so its gradient is whole only at the end of the backward pass, all weights' nearly at once, and as one flat tensor
+(`drafter.flat`); one all-reduce of it, in the dtype of the products, is all that there is to do. `train.sharded` keeps a
+share of weights and moments on each rank (FSDP2).
 
-Shapes: K steps.
+What a checkpoint holds is whole tensors under the same names for both, so it never depends on the number of ranks.
+
+Shapes: K steps, N elements of all trained weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
+from eagle3_core.drafter.flat import FlatWeights
 from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
-from eagle3_core.drafter.step import PackedBatch, StepCounts, batch_loss
+from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
-from eagle3_core.train.optim import AdamW, scale_and_clip
+from eagle3_core.train.optim import FlatAdamW, clipped
 from eagle3_core.train.progress import packed
 from eagle3_core.train.ranks import Ranks
 
@@ -43,32 +46,32 @@ class Place:
     ranks: Ranks = field(default_factory=Ranks)
 
 
-class Loss(nn.Module):
-    """Batch -> (numerator, the sums of its pass); the drafter's float32 weights are its parameters."""
+class Held(Protocol):
+    """A drafter in training, as one rank sees it. Every rank calls the same methods in the same order."""
 
-    def __init__(self, drafter: Drafter, teacher: Teacher, objective: Objective, place: Place) -> None:
-        super().__init__()
-        self._frame = replace(drafter, weights={}).at(place.device, torch.float32)
-        self._teacher, self._objective, self.place = teacher.to(place.device, place.dtype), objective, place
-        self._attributes = {name: name.replace(".", "__") for name in drafter.weights}
-        for name, weight in drafter.weights.items():
-            master = weight.detach().to(place.device, torch.float32, copy=True)
-            self.register_parameter(self._attributes[name], nn.Parameter(master, requires_grad=weight.requires_grad))
+    def learn(self, batch: PackedBatch | None, noise: Noisy | None, *, last: bool) -> Tensor:
+        """One pass forward and backward; its sums (`progress.packed`). Gradients add up until the step's `last` pass."""
+        ...
 
-    def masters(self) -> dict[str, nn.Parameter]:
-        """The weights by name: of a rank that holds a share, its share."""
-        return {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
+    def judge(self, batch: PackedBatch | None) -> Tensor:
+        """The sums of a pass that changes nothing."""
+        ...
 
-    def forward(self, batch: PackedBatch | None, noise: Noisy | None) -> tuple[Tensor, Tensor]:
-        """Numerator, and float64 [2 + 2K] (`progress.packed`), of `batch`; zeros that reach every weight without one."""
-        weights, device = cast("dict[str, Tensor]", self.masters()), self.place.device
-        if batch is None:
-            zero = sum((w.sum() * 0.0 for w in weights.values()), torch.zeros((), device=device))
-            none_K = torch.zeros(self._objective.steps, dtype=torch.long, device=device)
-            return zero, packed(zero, zero.detach(), StepCounts(none_K, none_K))
-        drafter = replace(self._frame, weights=weights).at(device, self.place.dtype)
-        numerator, denominator, counts = batch_loss(drafter, self._teacher, batch, self._objective, noise)
-        return numerator, packed(numerator, denominator, counts)
+    def update(self, denominator: Tensor, rate: float) -> Tensor:
+        """Take the step at learning rate `rate`; `denominator` is all ranks'. Returns the gradient's norm, float64."""
+        ...
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights and moments, whole, as `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`, one at a time."""
+        ...
+
+    def restore(self, whole: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave, from whatever number of ranks; only rank 0 needs to pass it."""
+        ...
+
+    def drafter(self) -> Drafter:
+        """The drafter as it is now, whole, in float32 on the CPU."""
+        ...
 
 
 class Replica:
@@ -78,93 +81,79 @@ class Replica:
         self, drafter: Drafter, teacher: Teacher, objective: Objective, training: Training, place: Place
     ) -> None:
         """`drafter` in float32 on the CPU; it is left as it is."""
-        self.ranks, self._origin = place.ranks, drafter
-        self.loss = Loss(drafter, teacher, objective, place)
-        self._runner = self._prepare(self.loss)
-        self.masters: dict[str, nn.Parameter] = self.loss.masters()
-        self.learning: dict[str, nn.Parameter] = {n: w for n, w in self.masters.items() if w.requires_grad}
-        """The weights that training changes, by name."""
-        self._adam, self._clip = AdamW(self.learning, training.betas, training.weight_decay), training.clip
+        self._origin, self._objective, self._ranks, self._clip = drafter, objective, place.ranks, training.clip
+        self._teacher = teacher.to(place.device, place.dtype)
+        self._flat = FlatWeights(drafter, place.device, place.dtype)
+        self._adam = FlatAdamW(self._flat, training.betas, training.weight_decay)
+        self._gradient_N: Tensor | None = None
 
     def learn(self, batch: PackedBatch | None, noise: Noisy | None, *, last: bool) -> Tensor:
-        """One pass forward and backward; its sums. Gradients add up; the step's `last` pass shares them among ranks."""
-        with self._exchanging(last):
-            numerator, sums = self._runner(batch, noise)
-            numerator.backward()
-        return sums
+        """See `Held`. The gradient of a step's only pass is taken as it is; of several, they are added in float32."""
+        if batch is None:
+            self._add(torch.zeros_like(self._flat.compute_N))
+            return self._nothing()
+        numerator, denominator, counts = batch_loss(self._flat.drafter, self._teacher, batch, self._objective, noise)
+        numerator.backward()
+        self._add(self._flat.gradient())
+        self._flat.clear()
+        return packed(numerator, denominator, counts)
 
     def judge(self, batch: PackedBatch | None) -> Tensor:
-        """The sums of a pass that changes nothing."""
+        """See `Held`."""
+        if batch is None:
+            return self._nothing()
         with torch.no_grad():
-            _, sums = self.loss(batch, None)
-        return sums
+            return packed(*batch_loss(self._flat.drafter, self._teacher, batch, self._objective))
 
     def update(self, denominator: Tensor, rate: float) -> Tensor:
-        """Take the step at learning rate `rate`; `denominator` is all ranks'. Returns the gradient's norm, float64."""
-        # DDP and FSDP2 leave the mean over ranks, not the sum.
-        norm = scale_and_clip(self._gradients(), denominator / self.ranks.size, self._clip, self._joint())
-        self._adam.step(rate)
+        """See `Held`."""
+        gradient_N = self._gradient_N
+        assert gradient_N is not None
+        self._gradient_N = None
+        self._ranks.add_up(gradient_N)
+        summed = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
+        norm, scale = clipped(summed, denominator, self._clip)
+        self._adam.step(gradient_N, scale, rate)
         return norm
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors of weights and moments, one after the other; every rank must read on to the end."""
-        named = {f"weight/{name}": w for name, w in self.learning.items()} | self._adam.state()
-        for name, tensor in sorted(named.items()):
-            yield name, self._full(tensor)
+        """See `Held`."""
+        for kind, values_N in (("weight", self._flat.master_N), *self._adam.moments().items()):
+            yield from ((f"{kind}/{name}", slot.of(values_N)) for name, slot in self._flat.slots.items())
+        yield from ((f"step/{name}", self._adam.count) for name in self._flat.slots)
 
     def restore(self, whole: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, by whatever number of ranks; only rank 0 needs to pass it."""
-        found: dict[str, Tensor] = {}
-        for key in self.ranks.from_first(sorted(whole)):
-            kind, _, name = key.partition("/")
-            found[key] = self._spread(whole.get(key), self.learning[name], scalar=kind == "step")
-        with torch.no_grad():
-            for name, weight in self.learning.items():
-                weight.copy_(found[f"weight/{name}"])
-        self._adam.restore(found)
+        """See `Held`."""
+        for kind, values_N in (("weight", self._flat.master_N), *self._adam.moments().items()):
+            if self._ranks.first:
+                for name, slot in self._flat.slots.items():
+                    slot.of(values_N).copy_(whole[f"{kind}/{name}"])
+            self._ranks.hand_out(values_N)
+        self._flat.compute_N.copy_(self._flat.master_N)
+        self._adam.begin_at(self._ranks.from_first(_steps(whole)))
 
     def drafter(self) -> Drafter:
-        """The drafter as it is now, whole, in float32 on the CPU; every rank must ask."""
-        return replace(self._origin, weights={name: self._full(w).cpu() for name, w in self.masters.items()})
+        """See `Held`."""
+        trained = {name: weight.detach().cpu().clone() for name, weight in self._flat.masters().items()}
+        kept = {name: weight.detach() for name, weight in self._origin.weights.items()}
+        return replace(self._origin, weights=kept | trained)
 
-    # -- what sharding changes
+    def _add(self, gradient_N: Tensor) -> None:
+        before = self._gradient_N
+        self._gradient_N = gradient_N if before is None else before.float().add_(gradient_N)
 
-    def _prepare(self, loss: Loss) -> nn.Module:
-        return loss if self.ranks.size == 1 else DistributedDataParallel(loss, gradient_as_bucket_view=True)
-
-    def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        if isinstance(self._runner, DistributedDataParallel) and not last:
-            return self._runner.no_sync()
-        return nullcontext()
-
-    def _gradients(self) -> list[Tensor]:
-        return [w.grad for w in self.learning.values() if w.grad is not None]
-
-    def _joint(self) -> Callable[[Tensor], Tensor] | None:
-        """How squares of norms add up over ranks; None where every rank has whole gradients."""
-        return None
-
-    def _full(self, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    def _spread(self, whole: Tensor | None, weight: Tensor, *, scalar: bool) -> Tensor:
-        """Rank 0's `whole` tensor on every rank, lying as `weight` does, or as it is where it is a scalar."""
-        here = _room(weight, scalar) if whole is None else whole.to(weight.device)
-        if self.ranks.size > 1:
-            torch.distributed.broadcast(here, src=0)
-        return here
+    def _nothing(self) -> Tensor:
+        return torch.zeros(2 + 2 * self._objective.steps, dtype=torch.float64, device=self._flat.master_N.device)
 
 
-def _room(weight: Tensor, scalar: bool) -> Tensor:
-    return torch.empty(() if scalar else weight.shape, dtype=torch.float32, device=weight.device)
+def _steps(whole: Mapping[str, Tensor]) -> int:
+    """Optimizer steps behind a checkpoint's moments; they are the same for all weights."""
+    return next((int(value) for key, value in whole.items() if key.startswith("step/")), 0)
 
 
-def replica(
-    drafter: Drafter, teacher: Teacher, objective: Objective, training: Training, place: Place,
-    sharding: Literal["ddp", "fsdp2"],
-) -> Replica:  # fmt: skip
-    """What a rank at `place` holds: a share under `fsdp2`, where there are others to hold the rest."""
-    if place.ranks.size > 1 and sharding == "fsdp2":
+def hold(drafter: Drafter, teacher: Teacher, objective: Objective, training: Training, place: Place) -> Held:
+    """What a rank at `place` holds: a share with `sharding: fsdp2`, where there are others to hold the rest."""
+    if place.ranks.size > 1 and training.sharding == "fsdp2":
         from eagle3_core.train.sharded import ShardedReplica  # two seconds of imports that nobody else needs
 
         return ShardedReplica(drafter, teacher, objective, training, place)

@@ -1,0 +1,1 @@
+"""Measurements: the same work done by this library and by others, side by side."""
