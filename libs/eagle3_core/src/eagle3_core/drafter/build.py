@@ -23,14 +23,14 @@ FC_SHARE = 0.1
 """Scale of the random `fc` under `init: verifier_layer`, beside an identity on the last aux state (measured start)."""
 
 
-def speculators_config(config: DrafterConfig, verifier: str | None) -> Any:
+def speculators_config(config: DrafterConfig, verifier: str | None, attention: str = "eager") -> Any:
     """speculators' `Eagle3SpeculatorConfig` of a drafter; `verifier` is the name or path it will load the rest from."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
 
     layer = llama_config(config)
-    layer._attn_implementation = "eager"
+    layer._attn_implementation = attention
     return Eagle3SpeculatorConfig(
         architectures=["Eagle3DraftModel"],
         transformer_layer_config=layer,
@@ -50,14 +50,14 @@ def speculators_config(config: DrafterConfig, verifier: str | None) -> Any:
     )
 
 
-def speculators_module(config: DrafterConfig, verifier: str | None, seed: int) -> Any:
-    """A fresh `Eagle3DraftModel` in float32, its random weights a function of `seed` alone."""
+def speculators_module(config: DrafterConfig, verifier: str | None, seed: int, attention: str = "eager") -> Any:
+    """A fresh `Eagle3DraftModel` in float32, its random weights a function of `seed` alone; `attention` as it calls it."""
     from speculators.models.eagle3 import Eagle3DraftModel
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)
-        return Eagle3DraftModel(speculators_config(config, verifier)).float()
+        return Eagle3DraftModel(speculators_config(config, verifier, attention)).float()
 
 
 def build(

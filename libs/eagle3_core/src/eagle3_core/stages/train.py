@@ -23,6 +23,7 @@ from eagle3_core.train.cost import Weights
 from eagle3_core.train.feed import Feed, Samples
 from eagle3_core.train.launch import launch
 from eagle3_core.train.loop import Trained, Trainer
+from eagle3_core.train.memory import USABLE, Demand, gib
 from eagle3_core.train.ranks import Ranks
 from eagle3_core.train.replica import Place
 from eagle3_core.train.speed import sentence
@@ -82,7 +83,9 @@ def train_at(ctx: StageContext, device: torch.device, ranks: Ranks, drafter: Dra
         ctx.store, tenant=ctx.assignment.tenant, provenance=ctx.assignment.key, fence=ctx.assignment.fence,
         keep=training.keep_checkpoints, scratch=ctx.scratch, warn=lambda text: ctx.log(text, level="warning"),
     )  # fmt: skip
-    trainer = Trainer(ctx, drafter, teacher, feed, training, checkpoints, Place(device, dtype, ranks))
+    place = Place(device, dtype, ranks, _room(training, device))
+    _plan_memory(ctx, place.demand(drafter.config, training), feed, place.room)
+    trainer = Trainer(ctx, drafter, teacher, feed, training, checkpoints, place)
     ctx.log(
         f"{len(feed.train)} samples, {feed.supervised_tokens} supervised tokens an epoch, {len(feed.held_out)} held out, "
         f"{feed.dropped} without anything to learn; {trainer.total_steps} steps in {dtype} on {device} "
@@ -164,6 +167,23 @@ def _dtype(training: Training, device: torch.device) -> torch.dtype:
     """In which precision products are made."""
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(training.dtype, automatic)
+
+
+def _room(training: Training, device: torch.device) -> int | None:
+    """Bytes of memory to plan with. Not what happens to be free: slices must not depend on the moment."""
+    if training.memory_gib is not None:
+        return int(training.memory_gib * 2**30)
+    if device.type == "cpu":
+        return None
+    return int(USABLE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _plan_memory(ctx: StageContext, demand: Demand, feed: Feed, room: int | None) -> None:
+    """Say what the largest pass of the first epoch will take. Raises NoRoom if nothing helps."""
+    heaviest = max((feed.rows_of(batch) for batch in feed.batches(0)), key=demand.peak)
+    slices = demand.slices(heaviest, room)
+    cut = f", in {slices} slices" if slices > 1 else ""
+    ctx.log(f"the largest pass takes about {gib(demand.peak(heaviest, slices=slices)):.2f} GiB{cut}")
 
 
 def _result(trained: Trained, feed: Feed, ranks: Ranks) -> dict[str, Any]:

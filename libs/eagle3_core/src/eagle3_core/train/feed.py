@@ -26,6 +26,7 @@ from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.errors import AerieError
 from eagle3_core.train.cost import EVEN, Facts, Weights
+from eagle3_core.train.memory import Rows
 from eagle3_core.verifier.contract import CaptureContract
 
 Pass = tuple[int, ...]
@@ -129,11 +130,6 @@ class Feed:
         """Tokens that chains of one epoch draft at their first step."""
         return sum(self._facts[i].supervised for i in self.train)
 
-    @property
-    def longest(self) -> Facts:
-        """The sample with the most tokens among those that are read."""
-        return max((self._facts[i] for i in (*self.train, *self.held_out)), key=lambda facts: facts.tokens)
-
     def batches(self, epoch: int) -> list[Pass]:
         """The samples of each batch of `epoch`, from 0."""
         order = sorted(self.train, key=lambda i: blake3(f"{self._seed}/{epoch}/{i}".encode()).digest())
@@ -176,6 +172,11 @@ class Feed:
     def tokens_in(self, samples: Sequence[int]) -> int:
         """Tokens of `samples`."""
         return sum(self._facts[i].tokens for i in samples)
+
+    def rows_of(self, batch: Pass) -> Rows:
+        """The rows that a pass over `batch` has."""
+        facts = [self._facts[i] for i in batch]
+        return Rows(sum(f.tokens for f in facts), sum(f.supervised for f in facts), sum(f.pairs for f in facts))
 
     def load(self, batch: Sequence[int]) -> PackedBatch:
         """The samples `batch` end to end, with their plan and the rows of its work. Raises what the shards raise, MissingFinalState."""

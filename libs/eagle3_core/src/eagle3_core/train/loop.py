@@ -28,7 +28,7 @@ from eagle3_core.jobs.spec import Training
 from eagle3_core.stages.context import Preempted, StageContext
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.feed import Feed, Group, Pass
-from eagle3_core.train.noise import Noise
+from eagle3_core.train.noise import noisy
 from eagle3_core.train.optim import learning_rate
 from eagle3_core.train.prefetch import Prefetch
 from eagle3_core.train.progress import Clock, Cursor, Sums
@@ -138,7 +138,7 @@ class Trainer:
         for index in range(len(passes)):
             batch = self._take()
             with self._speed.computing():
-                sums += self._replica.learn(batch, self._noise(batch), last=index == len(passes) - 1)
+                sums += self._replica.learn(self._shaken(batch), last=index == len(passes) - 1)
         rate = learning_rate(
             cursor.step, self.total_steps, peak=training.lr, schedule=training.scheduler,
             warmup_ratio=training.warmup_ratio, min_ratio=training.min_lr_ratio,
@@ -178,12 +178,12 @@ class Trainer:
             cursor.interval = Sums()
         self._tell(done, self._feed.supervised_in(samples))
 
-    def _noise(self, batch: PackedBatch | None) -> Noise | None:
-        """What is added to the aux states of `batch`."""
-        if batch is None or self._training.noise_std == 0:
+    def _shaken(self, batch: PackedBatch | None) -> PackedBatch | None:
+        """`batch` with this epoch's noise on its aux states."""
+        training = self._training
+        if batch is None:
             return None
-        place = f"{self._training.seed}/{self._cursor.epoch}"
-        return Noise.on(batch, width=self._training.noise_std, place=place)
+        return noisy(batch, width=training.noise_std, place=f"{training.seed}/{self._cursor.epoch}")
 
     def _end_epoch(self) -> None:
         """Validate, and move the cursor to the next epoch's first step. A stop meanwhile repeats only this."""

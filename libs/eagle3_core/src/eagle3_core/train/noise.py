@@ -1,48 +1,37 @@
 """Uniform noise on aux states, a function of (seed, epoch, sample) alone.
 
-So it does not depend on how samples are packed, on the number of ranks, or on whether the run was interrupted.
+So it does not depend on how samples are packed or sliced, on the number of ranks, or on whether the run was interrupted.
 
-Shapes: J rows of a batch that are read (`drafter.rows`), 3H the width of a stored state.
+Shapes: T tokens of a document, 3H the width of a stored state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import PackedBatch
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Adds noise to the aux states [J, 3H] of one batch: uniform in +-`width`, relative to each state's own size."""
+def noisy(batch: PackedBatch, *, width: float, place: str) -> PackedBatch:
+    """`batch` with noise on its aux states, in their dtype; `place` names seed and epoch.
 
-    width: float
-    keys: tuple[str, ...]
-    """What each document's noise is drawn from."""
-    lengths: tuple[int, ...]
-    """Rows of each document; they sum to J."""
+    Each of a position's three states gets noise uniform in +-`width` times its own root mean square.
+    """
+    if width == 0:
+        return batch
+    lengths = (batch.offsets[1:] - batch.offsets[:-1]).tolist()
+    documents = zip(batch.aux_T3H.split(lengths), batch.samples, strict=True)
+    return replace(batch, aux_T3H=torch.cat([_shaken(aux, width, f"{place}/{sample}") for aux, sample in documents]))
 
-    @classmethod
-    def on(cls, batch: PackedBatch, *, width: float, place: str) -> Noise:
-        """The noise of `batch` at `place` (seed and epoch)."""
-        layout = batch.layout or lay_out(batch.plan, batch.offsets)
-        rows = np.diff(np.searchsorted(layout.host["position_J"], batch.offsets))
-        return cls(width, tuple(f"{place}/{sample}" for sample in batch.samples), tuple(rows.tolist()))
 
-    def __call__(self, aux_J3H: Tensor) -> Tensor:
-        """The noisy states, in the dtype of the given ones. Each of a position's three states has its own size."""
-        state = aux_J3H.float().unflatten(-1, (3, -1))
-        drawn = torch.cat([self._draw(key, rows, state) for key, rows in zip(self.keys, self.lengths, strict=True)])
-        size = state.square().mean(-1, keepdim=True).sqrt()
-        return (state + self.width * size * drawn).flatten(-2).to(aux_J3H.dtype)
-
-    def _draw(self, key: str, rows: int, like: Tensor) -> Tensor:
-        generator = torch.Generator(like.device)
-        generator.manual_seed(int.from_bytes(blake3(key.encode()).digest(7), "big"))
-        return torch.rand((rows, *like.shape[1:]), generator=generator, device=like.device) * 2.0 - 1.0
+def _shaken(aux_T3H: Tensor, width: float, key: str) -> Tensor:
+    generator = torch.Generator(aux_T3H.device)
+    generator.manual_seed(int.from_bytes(blake3(key.encode()).digest(7), "big"))
+    state = aux_T3H.float().unflatten(-1, (3, -1))
+    drawn = torch.rand(state.shape, generator=generator, device=aux_T3H.device) * 2.0 - 1.0
+    size = state.square().mean(-1, keepdim=True).sqrt()
+    return (state + width * size * drawn).flatten(-2).to(aux_T3H.dtype)

@@ -16,24 +16,25 @@ Shapes: K steps, N elements of all trained weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.flat import FlatWeights
 from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
+from eagle3_core.train.memory import Demand, Rows
 from eagle3_core.train.optim import FlatAdamW, clipped
 from eagle3_core.train.progress import packed
 from eagle3_core.train.ranks import Ranks
-
-Noisy = Callable[[Tensor], Tensor]
+from eagle3_core.train.slices import sliced
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,27 @@ class Place:
     dtype: torch.dtype
     """Of the products; masters and moments are float32."""
     ranks: Ranks = field(default_factory=Ranks)
+    room: int | None = None
+    """Bytes of memory that may be planned with; None = no limit."""
+
+    def demand(self, config: DrafterConfig, training: Training) -> Demand:
+        """What training takes here."""
+        return Demand(
+            config, 4 if self.dtype == torch.float32 else 2, training.train_lm_head, ranks=self.ranks.size,
+            sharded=training.sharding == "fsdp2", cuda=self.device.type == "cuda",
+        )  # fmt: skip
+
+    def pieces(self, batch: PackedBatch, demand: Demand) -> list[PackedBatch]:
+        """`batch` in as few slices as fit into the room."""
+        plan = batch.plan
+        rows = Rows(len(batch.input_ids_T), len(plan.start_M), int(plan.depth_M.sum()))
+        return sliced(batch, demand.slices(rows, self.room))
 
 
 class Held(Protocol):
     """A drafter in training, as one rank sees it. Every rank calls the same methods in the same order."""
 
-    def learn(self, batch: PackedBatch | None, noise: Noisy | None, *, last: bool) -> Tensor:
+    def learn(self, batch: PackedBatch | None, *, last: bool) -> Tensor:
         """One pass forward and backward; its sums (`progress.packed`). Gradients add up until the step's `last` pass."""
         ...
 
@@ -85,31 +101,40 @@ class Replica:
         self._teacher = teacher.to(place.device, place.dtype)
         self._flat = FlatWeights(drafter, place.device, place.dtype)
         self._adam = FlatAdamW(self._flat, training.betas, training.weight_decay)
+        self._place, self._demand = place, place.demand(drafter.config, training)
         self._gradient_N: Tensor | None = None
+        self._passes = 0
 
-    def learn(self, batch: PackedBatch | None, noise: Noisy | None, *, last: bool) -> Tensor:
+    def learn(self, batch: PackedBatch | None, *, last: bool) -> Tensor:
         """See `Held`. The gradient of a step's only pass is taken as it is; of several, they are added in float32."""
+        self._passes += 1
+        sums = self._nothing()
         if batch is None:
             self._add(torch.zeros_like(self._flat.compute_N))
-            return self._nothing()
-        numerator, denominator, counts = batch_loss(self._flat.drafter, self._teacher, batch, self._objective, noise)
-        numerator.backward()
-        self._add(self._flat.gradient())
-        self._flat.clear()
-        return packed(numerator, denominator, counts)
+            return sums
+        for piece in self._place.pieces(batch, self._demand):
+            numerator, denominator, counts = batch_loss(self._flat.drafter, self._teacher, piece, self._objective)
+            numerator.backward()
+            self._add(self._flat.gradient())
+            self._flat.clear()
+            sums += packed(numerator, denominator, counts)
+        return sums
 
     def judge(self, batch: PackedBatch | None) -> Tensor:
         """See `Held`."""
-        if batch is None:
-            return self._nothing()
+        sums = self._nothing()
         with torch.no_grad():
-            return packed(*batch_loss(self._flat.drafter, self._teacher, batch, self._objective))
+            for piece in [] if batch is None else self._place.pieces(batch, self._demand):
+                sums += packed(*batch_loss(self._flat.drafter, self._teacher, piece, self._objective))
+        return sums
 
     def update(self, denominator: Tensor, rate: float) -> Tensor:
         """See `Held`."""
         gradient_N = self._gradient_N
         assert gradient_N is not None
-        self._gradient_N = None
+        if self._passes == 1 and self._ranks.size > 1:  # all ranks in one dtype, also those that took it in slices
+            gradient_N = gradient_N.to(self._flat.compute_N.dtype)
+        self._gradient_N, self._passes = None, 0
         self._ranks.add_up(gradient_N)
         summed = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
         norm, scale = clipped(summed, denominator, self._clip)

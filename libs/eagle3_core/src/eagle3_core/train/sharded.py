@@ -21,19 +21,21 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
-from eagle3_core.drafter.step import PackedBatch, StepCounts, batch_loss
+from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
+from eagle3_core.train.memory import Demand
 from eagle3_core.train.optim import AdamW, clipped
 from eagle3_core.train.progress import packed
-from eagle3_core.train.replica import Noisy, Place
+from eagle3_core.train.replica import Place
 
 
 class _Loss(nn.Module):
     """Batch -> (numerator, the sums of its pass); the drafter's float32 weights are its parameters."""
 
-    def __init__(self, drafter: Drafter, teacher: Teacher, objective: Objective, place: Place) -> None:
+    def __init__(self, drafter: Drafter, teacher: Teacher, objective: Objective, place: Place, demand: Demand) -> None:
         super().__init__()
+        self._demand = demand
         self._frame = replace(drafter, weights={}).at(place.device, torch.float32)
         self._teacher, self._objective, self._place = teacher.to(place.device, place.dtype), objective, place
         self._attributes = {name: name.replace(".", "__") for name in drafter.weights}
@@ -45,16 +47,44 @@ class _Loss(nn.Module):
         """By name: between passes this rank's shares, in a pass the gathered ones."""
         return {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
 
-    def forward(self, batch: PackedBatch | None, noise: Noisy | None) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: PackedBatch | None) -> tuple[Tensor, Tensor]:
         """Numerator, and float64 [2 + 2K] (`progress.packed`), of `batch`; zeros that reach every weight without one."""
         weights, device = cast("dict[str, Tensor]", self.weights()), self._place.device
+        none = torch.zeros(2 + 2 * self._objective.steps, dtype=torch.float64, device=device)
         if batch is None:
-            zero = sum((w.sum() * 0.0 for w in weights.values()), torch.zeros((), device=device))
-            none_K = torch.zeros(self._objective.steps, dtype=torch.long, device=device)
-            return zero, packed(zero, zero.detach(), StepCounts(none_K, none_K))
+            return sum((w.sum() * 0.0 for w in weights.values()), torch.zeros((), device=device)), none
         drafter = replace(self._frame, weights=weights).at(device, self._place.dtype)
-        numerator, denominator, counts = batch_loss(drafter, self._teacher, batch, self._objective, noise)
-        return numerator, packed(numerator, denominator, counts)
+        pieces = self._place.pieces(batch, self._demand)
+        if len(pieces) == 1:
+            numerator, denominator, counts = batch_loss(drafter, self._teacher, batch, self._objective)
+            return numerator, packed(numerator, denominator, counts)
+        return self._in_pieces(drafter, pieces, none)
+
+    def _in_pieces(self, drafter: Drafter, pieces: list[PackedBatch], sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The same slice by slice, each backward at once: collectives see one pass, whatever a rank's slices are."""
+        learning = [w for w in drafter.weights.values() if w.requires_grad]
+        gradients: list[Tensor] = []
+        for piece in pieces:
+            numerator, denominator, counts = batch_loss(drafter, self._teacher, piece, self._objective)
+            sums += packed(numerator, denominator, counts)
+            if numerator.requires_grad:
+                found = torch.autograd.grad(numerator, learning)
+                gradients = [a.add_(b) for a, b in zip(gradients, found, strict=True)] or [g.float() for g in found]
+        total = sums[0].float()
+        return (_Known.apply(total, gradients, *learning) if gradients else total), sums
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.gradients = [g.to(w.dtype) for g, w in zip(gradients, weights, strict=True)]
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *d: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *[g.mul_(d[0]) for g in ctx.gradients])
 
 
 class ShardedReplica:
@@ -67,23 +97,23 @@ class ShardedReplica:
         self._origin, self._ranks, self._clip = drafter, place.ranks, training.clip
         policy = MixedPrecisionPolicy(param_dtype=place.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = init_device_mesh(place.device.type, (place.ranks.size,))
-        loss = _Loss(drafter, teacher, objective, place)
+        loss = _Loss(drafter, teacher, objective, place, place.demand(drafter.config, training))
         self._loss: Any = fully_shard(loss, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         self._masters = loss.weights()
         self._learning = {name: w for name, w in self._masters.items() if w.requires_grad}
         self._adam = AdamW(self._learning, training.betas, training.weight_decay)
 
-    def learn(self, batch: PackedBatch | None, noise: Noisy | None, *, last: bool) -> Tensor:
+    def learn(self, batch: PackedBatch | None, *, last: bool) -> Tensor:
         """One pass; the step's `last` one reduces the gradients."""
         self._loss.set_requires_gradient_sync(last)
-        numerator, sums = self._loss(batch, noise)
+        numerator, sums = self._loss(batch)
         numerator.backward()
         return sums
 
     def judge(self, batch: PackedBatch | None) -> Tensor:
         """A pass that changes nothing."""
         with torch.no_grad():
-            _, sums = self._loss(batch, None)
+            _, sums = self._loss(batch)
         return sums
 
     def update(self, denominator: Tensor, rate: float) -> Tensor:
