@@ -118,3 +118,29 @@ def test_truncation_inside_a_span_trains_up_to_the_cut() -> None:
 
     assert (plan.start_M[-1] + 2).item() == 5
     assert plan.valid_MK[-1].tolist() == [True, False, False]
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(3, 16), min_size=1, max_size=20), ranks=st.integers(1, 5), passes=st.integers(1, 4))
+def test_ranks_share_a_step_without_losing_a_sample_and_all_take_as_many_passes(
+    lengths: list[int], ranks: int, passes: int
+) -> None:
+    fed = feed(random_samples(["0" + "1" * (n - 1) for n in lengths], hidden=1))
+
+    for group in fed.groups(0, passes):
+        shares = fed.shared(group, ranks)
+
+        assert len(shares) == ranks
+        assert len({len(share) for share in shares}) == 1
+        assert sorted(i for share in shares for batch in share for i in batch) == sorted(flat(list(group)))
+        assert all(sum(lengths[i] for i in batch) <= 16 for share in shares for batch in share)
+
+
+def test_the_work_of_ranks_differs_by_less_than_the_largest_sample() -> None:
+    fed = feed(random_samples(["0" + "1" * n for n in (3, 14, 5, 9, 12, 4, 8, 11, 6, 7)], hidden=1), batch_tokens=200)
+    (group,) = fed.groups(0, 1)
+
+    work = [fed.work_of(share) for share in fed.shared(group, 3)]
+
+    assert max(work) - min(work) <= max(fed.work_of([(i,)]) for i in group[0])
+    assert fed.shared(group, 1) == [list(group)]

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from eagle3_core.train.optim import AdamW, clipped, learning_rate
+from eagle3_core.drafter.flat import FlatWeights
+from eagle3_core.drafter.testing import random_drafter, tiny_config
+from eagle3_core.train.optim import AdamW, FlatAdamW, clipped, learning_rate
 
 
 def rates(schedule, total: int = 10, warmup: float = 0.2, low: float = 0.1) -> list[float]:
@@ -76,3 +78,23 @@ def test_an_optimizer_that_has_not_stepped_restores_to_a_fresh_one() -> None:
     walk(adam, parameter, range(1))
 
     assert parameter.tolist() == pytest.approx([0.99, 0.99])
+
+
+def test_flat_steps_are_torchs_own_on_each_weight_alone() -> None:
+    drafter = random_drafter(tiny_config())
+    flat = FlatWeights(drafter, "cpu", torch.float32)
+    together = FlatAdamW(flat, (0.9, 0.95), 0.1)
+    apart = {name: w.detach().clone().requires_grad_() for name, w in drafter.weights.items()}
+    reference = torch.optim.AdamW(apart.values(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    generator = torch.Generator().manual_seed(0)
+
+    for step in range(4):
+        gradient_N = torch.randn(flat.master_N.shape, generator=generator)
+        for name, slot in flat.slots.items():
+            apart[name].grad = 0.5 * slot.of(gradient_N).clone()
+        reference.step()
+        together.step(gradient_N, torch.tensor(0.5), 0.01)
+        assert int(together.count) == step + 1
+
+    for name, weight in flat.masters().items():
+        assert torch.allclose(weight, apart[name], rtol=1e-6, atol=1e-7), name

@@ -62,6 +62,7 @@ class Clock:
 class Looked:
     sources: dict[str, str]
     warnings: list[str] = field(default_factory=list)
+    train_peak_bytes: int = 3 << 30
 
 
 def fake_preflight(spec: JobSpec, _roots: Sequence[Path]) -> Looked:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from aerie_cli.bench import bench
 from aerie_cli.cancel import cancel
 from aerie_cli.demo import demo
 from aerie_cli.inspect import inspect
@@ -44,3 +45,4 @@ def aerie(
 for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, retry):
     app.command(function.__name__)(function)
 app.add_typer(inspect, name="inspect")
+app.add_typer(bench, name="bench")

@@ -33,6 +33,10 @@ def plan(
     console = people()
     console.print(table)
     console.print(Text("later: known when the stages before it are done", style="dim"))
+    peak = planned["train_peak_bytes"] / 2**30
+    console.print(
+        Text(f"training takes at most about {peak:.1f} GiB of memory (of each GPU, if it has some)", style="dim")
+    )
     for warning in planned["warnings"]:
         console.print(Text(f"warning: {warning}", style="yellow"))
     return 0

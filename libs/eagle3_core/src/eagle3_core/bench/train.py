@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import torch
 
@@ -137,7 +138,7 @@ def _timed(everyone: Sequence[Implementation], device: torch.device) -> list[lis
             one.step()
             mark.record()
         torch.cuda.synchronize()
-        times[i] = [a.elapsed_time(b) / 1000 for a, b in zip(marks, marks[1:], strict=False)]
+        times[i] = [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)]
     return times
 
 

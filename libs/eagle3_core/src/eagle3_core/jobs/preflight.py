@@ -16,8 +16,10 @@ from eagle3_core.data.datasets import SAMPLE_LINES, Tally, probe
 from eagle3_core.data.samples import Dropped, HeldOutOverlap, Sampler
 from eagle3_core.data.sources import fingerprint, resolve
 from eagle3_core.data.templates import Chat
+from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
+from eagle3_core.train.memory import Demand, Rows
 from eagle3_core.verifier import identity
 from eagle3_core.verifier.folder import POINTER
 from eagle3_core.verifier.identity import Identity
@@ -53,13 +55,15 @@ class Preflight:
     verifier: Identity
     aux_layers: tuple[int, int, int]
     """The layer inputs that will be captured."""
+    train_peak_bytes: int
+    """Most memory that training takes: of a GPU, or of the process where it trains on a CPU (`train.memory`)."""
 
 
 def preflight(spec: JobSpec, file_roots: Sequence[Path]) -> Preflight:
     """Check `spec` against its verifier and its data.
 
     Raises an AerieError with the pointer of the offending field: `verifier.*`, `vocab.size`, `training.init`,
-    `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`.
+    `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `drafter.verifier`, `training.memory`.
     """
     folder = resolve(spec.verifier.model, file_roots, pointer=POINTER)
     verifier = identity.inspect(folder, revision=spec.verifier.revision)
@@ -72,7 +76,8 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path]) -> Preflight:
     sources = {source.spec.uri: fingerprint(source.path) for source in (*train, *prompts)}
     _check_held_out(spec, sources)
     _check_usable(spec, verifier, train, prompts)
-    return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers)
+    peak = _train_peak(spec, folder, layers)
+    return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers, peak)
 
 
 def _source(dataset: DatasetSpec, pointer: str, file_roots: Sequence[Path]) -> Source:
@@ -116,6 +121,23 @@ def _makes_a_sample(source: Source, sampler: Sampler, *, answered: bool) -> bool
             continue
         return True
     return tally.lines == SAMPLE_LINES
+
+
+def _train_peak(spec: JobSpec, folder: Path, layers: tuple[int, int, int]) -> int:
+    """Bytes at the peak of a pass that is full and all the assistant's. Raises NoRoom, UnsupportedVerifier."""
+    training, text = spec.training, read_text_config(folder)
+    config = drafter_config(
+        text, algorithm=training.algorithm, aux_layers=layers, ttt_steps=training.ttt_steps,
+        draft_vocab_size=spec.vocab.draft_vocab_size or int(text["vocab_size"]),
+    )  # fmt: skip
+    whole = training.dtype == "float32" or (training.dtype == "auto" and spec.verifier.device == "cpu")
+    demand = Demand(
+        config, 4 if whole else 2, training.train_lm_head, ranks=training.gpus or 1,
+        sharded=training.sharding == "fsdp2", cuda=spec.verifier.device != "cpu",
+    )  # fmt: skip
+    rows = Rows.densest(training.batch_tokens, training.ttt_steps)
+    room = None if training.memory_gib is None else int(training.memory_gib * 2**30)
+    return demand.peak(rows, slices=demand.slices(rows, room))
 
 
 def _check_vocab(spec: JobSpec, verifier: Identity) -> None:

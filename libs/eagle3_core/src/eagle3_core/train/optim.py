@@ -97,7 +97,11 @@ class FlatAdamW:
         self._kernel = has_kernels(flat.master_N.device)
         master = flat.master_N
         self._adam = torch.optim.AdamW([master], lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
-        self._adam.state[master] = {"step": self.count.to(master.device), "exp_avg": self._m_N, "exp_avg_sq": self._v_N}
+        self._adam.state[master] = {
+            "step": self.count.to(master.device, copy=True),
+            "exp_avg": self._m_N,
+            "exp_avg_sq": self._v_N,
+        }
 
     def step(self, gradient_N: Tensor, scale: Tensor, rate: float) -> None:
         """One update at learning rate `rate` with `gradient_N` x `scale` (0-dim); the gradient is used up."""

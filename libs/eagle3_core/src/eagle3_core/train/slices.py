@@ -8,6 +8,7 @@ each, so that most of them need only a part of the keys.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,8 +25,7 @@ def sliced(batch: PackedBatch, count: int) -> list[PackedBatch]:
     bounds[-1] = len(ends)
     cuts = np.unique(bounds)
     return [
-        replace(batch, plan=_part(batch.plan, batch.offsets, int(a), int(b)), layout=None)
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        replace(batch, plan=_part(batch.plan, batch.offsets, a, b), layout=None) for a, b in pairwise(cuts.tolist())
     ]
 
 

@@ -138,6 +138,8 @@ class JobPlan(Answer):
     stages: list[PlannedStage]
     sources: dict[str, str]
     """Digests of the verifier and the data, as they lie there now."""
+    train_peak_bytes: int
+    """Most memory that training takes, of each GPU where it trains on GPUs: with full passes, all the assistant's."""
     warnings: list[str]
     spec: JobSpec
     """The job with every default filled in."""

@@ -52,6 +52,11 @@ class Preflighted(Protocol):
         """What is odd but no reason to refuse."""
         ...
 
+    @property
+    def train_peak_bytes(self) -> int:
+        """Most memory that training takes."""
+        ...
+
 
 Preflight = Callable[[JobSpec, Sequence[Path]], Preflighted]
 
@@ -134,8 +139,9 @@ class JobService:
             for f in forecast
         ]  # fmt: skip
         return JobPlan(
-            name=spec.name, stages=stages, sources=dict(looked.sources), warnings=list(looked.warnings), spec=spec
-        )
+            name=spec.name, stages=stages, sources=dict(looked.sources), train_peak_bytes=looked.train_peak_bytes,
+            warnings=list(looked.warnings), spec=spec,
+        )  # fmt: skip
 
     def get(self, job_id: str) -> tuple[Job, int]:
         """A job and its row's version. Raises JobMissing."""
