@@ -11,11 +11,11 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import torch
-from triton.runtime import interpreter
+import torch  # noqa: E402
+from triton.runtime import interpreter  # noqa: E402
 
-from eagle3_core.drafter.config import DrafterConfig
-from eagle3_core.drafter.kernels.operations import TritonOperations
+from eagle3_core.drafter.config import DrafterConfig  # noqa: E402
+from eagle3_core.drafter.kernels.operations import TritonOperations  # noqa: E402
 
 _patched: set[str] = set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.losses import LK_ETA, LossName
@@ -142,9 +143,7 @@ class PlainOperations:
             below = (q * (q < p_R)).sum(-1)
         kl = cross - entropy_U.index_select(0, label_R)
         share = torch.exp(-LK_ETA * alpha)
-        distance = {"soft_ce": cross, "kl": kl, "tv": 1.0 - alpha, "lk": share * kl + (1.0 - share) * (1.0 - alpha)}[
-            loss
-        ]
+        distance = {"soft_ce": cross, "kl": kl, "tv": 1.0 - alpha, "lk": share * kl + (1.0 - share) * (1.0 - alpha)}[loss]
         return Scores(distance, alpha, below, s.argmax(-1), student, teacher_U.index_select(0, label_R))
 
     def score_backward(

@@ -87,9 +87,7 @@ def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_s
         kk = tile(KV0, KVD, c0, hk * D, 2 * KV, J, BN, D, True, TMA)
         s = tl.dot(q, tl.trans(kk), input_precision=DOT) * qk_scale
         s = tl.where((c[None, :] <= start[:, None]) & (c[None, :] >= first[:, None]), s, LOWEST)
-        new = tl.maximum(
-            top, tl.max(s, 1)
-        )  # a row without a key so far collects garbage, which fade = 0 wipes out later
+        new = tl.maximum(top, tl.max(s, 1))  # a row without a key so far collects garbage, which fade = 0 wipes out later
         p = tl.math.exp2(s - new[:, None])
         fade = tl.math.exp2(top - new)
         total = total * fade + tl.sum(p, 1)
