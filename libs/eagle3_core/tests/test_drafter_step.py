@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3_core.drafter import head, plain_attention, reference
 from eagle3_core.drafter.chains import LabelRule
-from eagle3_core.drafter.losses import Objective, distance, reduce_pairs
+from eagle3_core.drafter.losses import Objective, reduce_pairs
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.reference import reference_loss
 from eagle3_core.drafter.step import PackedBatch, batch_loss
