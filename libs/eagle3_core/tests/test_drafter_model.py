@@ -49,20 +49,36 @@ def test_llama3_scaling_is_kept_in_either_spelling() -> None:
     assert config_of(old).rope_parameters["factor"] == 8.0
 
 
-def test_the_rotation_is_transformers_own_with_scaling() -> None:
+LENGTHS = {"factor": 8.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "llama3", **LENGTHS, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", **LENGTHS},
+        {"rope_type": "linear", "factor": 4.0},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_the_rotation_is_transformers_own_with_scaling(scaling) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
-    config = config_of({**LLAMA, "rope_scaling": {"rope_type": "llama3", **scaling}})
+    config = config_of({**LLAMA, "rope_scaling": scaling})
     q, k, positions = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 3, 16), torch.tensor([[1, 700, 3000]])
     theirs = LlamaRotaryEmbedding(
-        LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=dict(config.rope_parameters))
-    )
+        LlamaConfig(
+            hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=dict(config.rope_parameters),
+            max_position_embeddings=config.max_position_embeddings,
+        )
+    )  # fmt: skip
 
     rope = Rope(config)
     have = [rope.rotate(x.transpose(1, 2), positions).transpose(1, 2) for x in (q, k)]
 
+    assert (rope.inverse_frequencies.tolist(), rope.scale) == (theirs.inv_freq.tolist(), theirs.attention_scaling)
     for mine, want in zip(have, apply_rotary_pos_emb(q, k, *theirs(q, positions)), strict=True):
         assert torch.allclose(mine, want, atol=1e-6)
 

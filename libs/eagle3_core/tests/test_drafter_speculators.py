@@ -25,10 +25,11 @@ from eagle3_core.drafter.export import (
     write_sglang,
     write_speculators,
 )
+from eagle3_core.drafter.initial import initial_weights
 from eagle3_core.drafter.losses import LossName, Objective
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import batch_loss
-from eagle3_core.drafter.testing import MemorySamples, pack, random_samples
+from eagle3_core.drafter.testing import MemorySamples, pack, random_samples, tiny_config
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.testing import tiny_verifier
 
@@ -63,6 +64,23 @@ def as_module(drafter: Drafter, teacher: Teacher) -> Any:
     module.load_vocab_mappings(drafter.t2d_V, drafter.d2t_Vd)
     module.lm_head.weight.requires_grad_(True)
     return module
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3.1", "eagle3"])
+@pytest.mark.parametrize("size", [DRAFT, VOCAB])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_drafter_starts_from_the_bits_of_that_librarys_fresh_module(algorithm, size, seed) -> None:
+    config = tiny_config(algorithm, heads=4, kv_heads=1).model_copy(
+        update={"vocab_size": VOCAB, "draft_vocab_size": size, "initializer_range": 0.03}
+    )
+    theirs = dict(speculators_module(config, None, seed).named_parameters())
+
+    ours = initial_weights(config, seed)
+
+    assert ours.keys() <= theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name].nan_to_num(), theirs[name].nan_to_num())] == []
+    assert theirs["lm_head.weight"].isnan().all()
+    assert ours["lm_head.weight"].isnan().all()
 
 
 def their_batch(samples: MemorySamples) -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,33 @@ def test_train_makes_a_drafter_of_the_states_and_says_what_it_left_out(tmp_path:
     for name in ("drafter.safetensors", "drafter.json"):
         (folder / name).write_bytes(bench.store.get_bytes(manifest.file(name).key))
     assert Drafter.load(folder, tmp_path / "verifier").digest() == result["digest"]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from eagle3_core.jobs.wire import Assignment
+from eagle3_core.objects.local import LocalStore
+from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.registry import run
+from eagle3_core.testing import RecordingReporter
+
+folder = Path(sys.argv[1])
+assignment = Assignment.model_validate_json(sys.stdin.read())
+run(StageContext(assignment, LocalStore(folder / "store"), folder / "scratch", RecordingReporter(), (folder,)))
+sys.stdout.write(" ".join({"torch", "transformers", "speculators"} & set(sys.modules)))
+"""
+
+
+def test_a_training_process_imports_torch_and_neither_transformers_nor_speculators(tmp_path: Path) -> None:
+    """Both together cost 12 s of CPU, which a training that was killed would pay again before its first step."""
+    assignment = Bench(tmp_path).context("train").assignment.model_dump_json()
+
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, tmp_path], input=assignment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "torch"
 
 
 def test_a_stopped_training_goes_on_in_the_next_attempt_and_commits_the_same_content(tmp_path: Path) -> None:

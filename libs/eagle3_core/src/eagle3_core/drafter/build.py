@@ -1,22 +1,23 @@
-"""A new drafter: speculators' own module gives its parameters, the verifier its embedding, head and, if asked, layer.
+"""A new drafter: random weights, and from the verifier its embedding, head and, if asked, layer.
 
-The module comes from speculators so that its initial weights, names and checkpoint are that library's; training then
-runs on those very parameters through `drafter.model`.
+Weights, names and checkpoint are those of speculators' `Eagle3DraftModel`. Only what writes or reads such a checkpoint
+imports that library, within its function: 12 s of CPU beyond torch, which no training process should pay at its start.
 """
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from eagle3_core.drafter.config import DrafterConfig, UnsupportedVerifier, drafter_config
+from eagle3_core.drafter.initial import initial_weights
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.rope import llama_config
-from eagle3_core.drafter.tensors import LAYER, tensor_shapes
+from eagle3_core.drafter.tensors import LAYER
 from eagle3_core.drafter.verifier_parts import FINAL_NORM, VerifierParts
 
 FC_SHARE = 0.1
@@ -82,9 +83,7 @@ def build(
     config = drafter_config(
         parts.text_config, algorithm=algorithm, aux_layers=aux_layers, draft_vocab_size=len(d2t_Vd), ttt_steps=ttt_steps
     )
-    module = speculators_module(config, None, seed)
-    named = cast("dict[str, torch.nn.Parameter]", dict(module.named_parameters()))
-    weights: dict[str, Tensor] = {name: named[name] for name in tensor_shapes(config)}
+    weights = initial_weights(config, seed)
     with torch.no_grad():
         weights["lm_head.weight"].copy_(parts.head()[t2d_V])
         weights["norm.weight"].copy_(parts.tensor(FINAL_NORM))

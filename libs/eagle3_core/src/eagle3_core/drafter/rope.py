@@ -1,4 +1,4 @@
-"""Rotary positions of the drafter, computed by transformers from the same parameters the verifier uses.
+"""Rotary positions of the drafter, from the same parameters the verifier uses; scaled ones are computed by transformers.
 
 Cosines and sines are tabulated in float32 once per device and dtype and looked up by position: training rotates the
 same few hundred positions in every step. The half-split ("neox") layout is the one Llama checkpoints and SGLang use.
@@ -42,17 +42,27 @@ def llama_config(config: DrafterConfig) -> Any:
     )
 
 
+def _frequencies(config: DrafterConfig) -> tuple[Tensor, float]:
+    """[D/2] angle per position and the factor of cosines and sines, as transformers' `LlamaRotaryEmbedding` has them.
+
+    Positions without scaling need no more than this formula (RoFormer, eq. 15), and a process that only trains such a
+    drafter never imports transformers (6 s of CPU).
+    """
+    if config.rope_parameters["rope_type"] == "default":
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        return 1.0 / (config.rope_parameters["rope_theta"] ** exponents), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](llama_config(config))
+    return frequencies.float(), float(scale)
+
+
 class Rope:
     """Rotates queries and keys to their positions."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        rotary = LlamaRotaryEmbedding(llama_config(config))
-        self.inverse_frequencies: Tensor = rotary.inv_freq.float()
-        """[D/2] angle per position, scaling included."""
-        self.scale = float(rotary.attention_scaling)
-        """Factor of all cosines and sines (yarn)."""
+        self.inverse_frequencies, self.scale = _frequencies(config)
+        """[D/2] float32 angle per position, scaling included; factor of all cosines and sines (yarn)."""
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._halves: dict[torch.device, tuple[Tensor, Tensor]] = {}
 

@@ -1,7 +1,7 @@
 """From a stage's name to the function that runs it.
 
 Stages are imported when they run, by name: `prepare` needs no torch and must not wait for it (4 s, and 17 s with all
-that training imports), and a command that only lists stages needs none of them.
+that packaging imports), and a command that only lists stages needs none of them.
 """
 
 from __future__ import annotations
