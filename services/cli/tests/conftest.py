@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # the test modules of a folder share what lies beside them
+
+from eagle3_core import strict_json
 from eagle3_core.testing import tiny_job
 
 
@@ -21,15 +25,25 @@ class Aerie:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def __call__(self, *arguments: str, stdin: str | None = None) -> Any:
-        """Run the command; its result (exit_code, stdout, stderr)."""
+    def __call__(self, *arguments: str, stdin: str | bytes | None = None, columns: int = 200) -> Any:
+        """Run the command; its result (exit_code, stdout, stderr). What nobody foresaw fails the test."""
         from aerie_cli.main import app
 
-        return CliRunner().invoke(app, list(arguments), input=stdin, env={"AERIE_URL": self.url, "COLUMNS": "200"})
+        env = {"AERIE_URL": self.url, "COLUMNS": str(columns)}
+        result = CliRunner().invoke(app, list(arguments), input=stdin, env=env)
+        assert "Traceback" not in result.stderr, result.stderr
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
 
     def json(self, *arguments: str, stdin: str | None = None) -> Any:
-        """Run the command with --json; its document."""
-        return json.loads(self(*arguments, "--json", stdin=stdin).stdout)
+        """Run the command with --json; its document, which holds nothing that JSON does not know."""
+        return strict_json.loads(self(*arguments, "--json", stdin=stdin).stdout)
+
+
+@pytest.fixture(scope="session")
+def offline() -> Aerie:
+    """The command where no API runs."""
+    return Aerie("")
 
 
 @pytest.fixture(scope="session")

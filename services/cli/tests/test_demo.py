@@ -30,14 +30,14 @@ class Store:
                 {"name": n, "size": len(self.files[n]), "blake3": d, "href": f"{path}/{n}"}
                 for n, d in self.listed.items()
             ]
-            return httpx.Response(200, json={"data": listed, "has_more": False})
+            return httpx.Response(200, json={"object": "list", "data": listed, "has_more": False})
         return httpx.Response(200, content=self.files[path.split("/artifacts/", 1)[1]])
 
     def _post(self, job) -> httpx.Response:
         if job["name"] in self.names:
             problem = {"code": "drafter.name_in_use", "status": 409, "detail": "in use"}
             return httpx.Response(409, json=problem)
-        return httpx.Response(202, json={"id": "job_1", "name": job["name"]})
+        return httpx.Response(202, json={"object": "job", "id": "job_1", "name": job["name"]})
 
 
 def api(store: Store) -> Api:

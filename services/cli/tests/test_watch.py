@@ -16,7 +16,7 @@ def stage(name, state, percent, **more):
 
 
 def job(status, *stages, **more):
-    return {"id": "job_1", "name": "tiny", "status": status, "stages": list(stages), **more}
+    return {"object": "job", "id": "job_1", "name": "tiny", "status": status, "stages": list(stages), **more}
 
 
 class Script:
@@ -29,7 +29,7 @@ class Script:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/metrics"):
-            return httpx.Response(200, json={"data": self.losses, "has_more": False})
+            return httpx.Response(200, json={"object": "list", "data": self.losses, "has_more": False})
         self.tags.append(request.headers.get("If-None-Match"))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

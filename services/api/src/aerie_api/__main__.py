@@ -1,7 +1,12 @@
-"""`python -m aerie_api`: the API, configured by `AERIE_*`. Exit status 2 when it cannot start, with the reason on stderr."""
+"""`python -m aerie_api`: the API, configured by `AERIE_*`.
+
+Exit status 2 when it cannot start and starting it again would not help: the reason is said on stderr in words, and on
+stdout, which it uses for nothing else, as a problem document for whoever supervises it.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 
 from aerie_api.server import serve
@@ -15,6 +20,7 @@ def main() -> int:
         serve(read_settings())
     except AerieError as error:
         sys.stderr.write(error.text() + "\n")
+        sys.stdout.write(json.dumps(error.problem()) + "\n")
         return 2
     return 0
 

@@ -32,7 +32,7 @@ _GAVE_UP = {"55P03": "a lock", "57014": "a statement", "25P03": "a transaction"}
 class DatabaseInUse(AerieError):
     """Another API process has the database open."""
 
-    code, status = "database.in_use", 500
+    code, status = "database.in_use", 409
 
 
 class DatabaseAway(AerieError):

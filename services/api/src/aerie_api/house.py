@@ -38,7 +38,7 @@ from eagle3_core.objects.protocol import ObjectStore
 class WeakToken(AerieError):
     """The worker token is too short to be a secret."""
 
-    code, status = "settings.worker_token", 500
+    code, status = "settings.worker_token", 422
 
 
 def core_preflight(spec: JobSpec, roots: Sequence[Path]) -> Preflighted:

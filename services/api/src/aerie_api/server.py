@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from alembic.util import CommandError
+from sqlalchemy.exc import SQLAlchemyError
 
 from aerie_api.app import create_app
 from aerie_api.house import House, Parts
@@ -32,13 +34,19 @@ logger = logging.getLogger("aerie_api")
 class PortTaken(AerieError):
     """The address cannot be listened on."""
 
-    code, status = "server.address", 500
+    code, status = "server.address", 409
 
 
 class StartFailed(AerieError):
     """The server did not come up."""
 
     code, status = "server.start", 500
+
+
+class PlaceUnusable(AerieError):
+    """A folder or a file that the settings name cannot be used."""
+
+    code, status = "server.place", 422
 
 
 class Server(uvicorn.Server):
@@ -83,7 +91,7 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         raise PortTaken(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror}",
-            remedy="stop what listens there, or set AERIE_PORT=0 for a free port",
+            remedy="stop what listens there, or choose another port (--port, AERIE_PORT; 0 takes a free one)",
         ) from None
 
 
@@ -107,13 +115,30 @@ def withdraw(file: Path) -> None:
         return
 
 
+def opened(settings: Settings) -> House:
+    """The house over the places that `settings` name. Raises DatabaseInUse, WeakToken, PlaceUnusable."""
+    try:
+        return House(settings, Parts())
+    except (OSError, UnicodeDecodeError) as error:
+        place = getattr(error, "filename", None) or settings.token_file
+        raise PlaceUnusable(
+            f"{place} cannot be used: {getattr(error, 'strerror', None) or error}",
+            remedy="name folders that this process may write: AERIE_RUN_DIR, AERIE_DATA_DIR, AERIE_STORE",
+        ) from error
+    except (SQLAlchemyError, CommandError) as error:
+        raise PlaceUnusable(
+            f"the database cannot be opened: {getattr(error, 'orig', None) or error}",
+            remedy="name another AERIE_DATA_DIR, or the version of Aerie that made this one; move a damaged file away",
+        ) from error
+
+
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortTaken, DatabaseInUse, WeakToken, StartFailed."""
+    """Serve until SIGTERM or SIGINT. Raises PortTaken, DatabaseInUse, WeakToken, PlaceUnusable, StartFailed."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
     for sig in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises what it caught again, once it has stopped
         signal.signal(sig, lambda *_: sys.exit(0))
     with closing(listen(settings)) as listening:
-        server = Server(House(settings, Parts()), listening)
+        server = Server(opened(settings), listening)
         server.run(sockets=[listening])
         if not server.started:
             raise StartFailed("the API did not start", remedy="the log above says why")

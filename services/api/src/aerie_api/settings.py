@@ -23,13 +23,13 @@ from eagle3_core.errors import AerieError
 class InvalidSettings(AerieError):
     """An environment variable does not validate."""
 
-    code, status = "settings.invalid", 500
+    code, status = "settings.invalid", 422
 
 
 class RemoteBindRefused(AerieError):
     """The address would let other machines in, and nobody asked for that."""
 
-    code, status = "settings.remote_bind", 500
+    code, status = "settings.remote_bind", 422
 
 
 class Settings(BaseSettings):

@@ -1,4 +1,8 @@
-"""The API as the command sees it: where it is, one call, typed errors."""
+"""The API as the command sees it: where it is, one call, typed errors.
+
+Whatever answers at an address, a command ends in words: an address that is none is refused before anything is sent, and
+what is not Aerie's answer is called that. Documents are believed once they say what they are (`object`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from aerie_cli.exits import NotReachable
+from aerie_cli.exits import NotOurs, NotReachable
+from eagle3_core import strict_json
 from eagle3_core.errors import AerieError, InvalidRequest
 
 DEFAULT_DIR = Path(".aerie")
@@ -25,6 +30,12 @@ Url = Annotated[
 Dir = Annotated[Path, typer.Option("--dir", help="Folder of the embedded house.")]
 
 
+class BadUrl(AerieError):
+    """The address of the API is no address."""
+
+    code, status = "api.url", 422
+
+
 class Damaged(AerieError):
     """A download is not what its manifest says."""
 
@@ -32,20 +43,50 @@ class Damaged(AerieError):
 
 
 def find_url(url: str | None, folder: Path) -> str:
-    """The API's address: as given, from AERIE_URL, or from the house in `folder`. Raises NotReachable."""
-    if found := url or os.environ.get("AERIE_URL"):
-        return found.rstrip("/")
+    """The API's address: as given, from AERIE_URL, or from the house in `folder`. Raises NotReachable, BadUrl."""
+    if url is not None:
+        return checked_url(url, "--url")
+    if found := os.environ.get("AERIE_URL"):
+        return checked_url(found, "AERIE_URL")
     place = folder / "run" / "server.json"
     try:
-        return str(json.loads(place.read_text())["url"]).rstrip("/")
-    except (OSError, ValueError, KeyError, TypeError):
+        with place.open("rb") as file:
+            stated = strict_json.loads_object(file.read(65536))["url"]
+    except (OSError, ValueError, KeyError):
         raise NotReachable(
             f"no API is running: neither --url nor AERIE_URL is given, and {place} does not say",
             remedy=f"start one with `aerie up --dir {folder}`, or name one with --url",
         ) from None
+    return checked_url(str(stated), str(place))
 
 
-_PATH = re.compile(r"(/[A-Za-z0-9._:-]+)+")
+def checked_url(text: str, source: str) -> str:
+    """`text` if it is the address of a server, without a slash at its end. Raises BadUrl that names `source`."""
+    try:
+        url = httpx.URL(text)
+        port = url.port  # not looked at before it is asked for
+        fault = (
+            f"its scheme is {url.scheme!r}" if url.scheme not in ("http", "https")
+            else "it names no host" if not url.host
+            else f"its port is {port}" if port is not None and not 0 < port < 65536
+            else "it carries a query or a fragment" if url.query or url.fragment
+            else ""
+        )  # fmt: skip
+    except (httpx.InvalidURL, ValueError) as error:  # UnicodeError, of names that cannot be, is a ValueError
+        fault = str(error)
+    if fault:
+        raise BadUrl(f"{source} is {text!r}: {fault}", remedy="give it as http://HOST:PORT, as `aerie up` prints it")
+    return text.rstrip("/")
+
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def job_path(job_id: str, *rest: str) -> str:
+    """The path of a job, or of what belongs to it. Raises InvalidRequest where `job_id` is no id."""
+    if not _ID.fullmatch(job_id):
+        raise InvalidRequest(f"{job_id!r} is no id of a job", remedy="give the job's id, as `aerie status` lists it")
+    return "/".join(("/jobs", job_id, *rest))
 
 
 class Api:
@@ -69,7 +110,7 @@ class Api:
 
     @classmethod
     def found(cls, url: str | None, folder: Path) -> Api:
-        """The API that the options and the environment name. Raises NotReachable."""
+        """The API that the options and the environment name. Raises NotReachable, BadUrl."""
         return cls(find_url(url, folder))
 
     def call(
@@ -77,10 +118,6 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip
         """One call's answer. Raises NotReachable, and what the API refuses as its AerieError."""
-        if not _PATH.fullmatch(path) or ".." in path.split("/"):
-            raise InvalidRequest(
-                f"{path!r} names nothing of the API", remedy="give the job's id, as `aerie status` lists it"
-            )
         given = {k: v for k, v in (query or {}).items() if v is not None}
         sent = dict(headers or {})
         content = None
@@ -91,37 +128,73 @@ class Api:
         except UnicodeError:
             raise InvalidRequest("a header holds what HTTP cannot carry", remedy="use plain letters in keys") from None
         except httpx.TransportError as error:
-            raise NotReachable(f"{self.url} does not answer: {error}", remedy="start it with `aerie up`") from error
+            raise self._away(error) from error
+        except httpx.DecodingError as error:
+            raise self._foreign(str(error)) from error
         if response.is_error:
-            raise _refusal(response)
+            raise self._refusal(response)
         return response
 
-    def get(self, path: str, **query: Any) -> Any:
-        """The document at `path`."""
-        return self.call("GET", path, query=query).json()
+    def get(self, path: str, kind: str = "job", **query: Any) -> dict[str, Any]:
+        """The document at `path`, which calls itself a `kind`. Raises NotOurs for anything else."""
+        return self.read(self.call("GET", path, query=query), kind)
 
-    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        """The answer to `body` at `path`."""
-        return self.call("POST", path, body=body, headers=headers).json()
+    def post(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, kind: str = "job"
+    ) -> dict[str, Any]:
+        """The answer to `body` at `path`, which calls itself a `kind`. Raises NotOurs for anything else."""
+        return self.read(self.call("POST", path, body=body, headers=headers), kind)
+
+    def all(self, path: str, **query: Any) -> list[dict[str, Any]]:
+        """Every entry of a list that is numbered by `seq`, page after page."""
+        page = self.get(path, "list", **query)
+        entries: list[dict[str, Any]] = page["data"]
+        while page["has_more"] and page["data"]:
+            page = self.get(path, "list", **{**query, "after": page["last_seq"]})
+            entries += page["data"]
+        return entries
+
+    def read(self, response: httpx.Response, kind: str) -> dict[str, Any]:
+        """The document in `response`. Raises NotOurs where it is not a `kind` of Aerie's API."""
+        try:
+            answer = strict_json.loads_object(response.content)
+        except ValueError as error:
+            raise self._foreign(f"{response.request.url.path} answers {response.status_code}, and {error}") from None
+        if answer.get("object") != kind:
+            raise self._foreign(f"{response.request.url.path} answers with an object that is no {kind}")
+        return answer
 
     def download(self, href: str) -> Iterator[bytes]:
-        """The bytes at `href`, in pieces."""
+        """The bytes at `href`, a path of this API, in pieces. Raises Damaged where `href` leads elsewhere."""
+        if not href.startswith("/") or href.startswith("//"):
+            raise Damaged(f"the API sends to {href!r} for a file", remedy="do not trust this API")
         try:
             with self._http.stream("GET", href) as response:
                 if response.is_error:
                     response.read()
-                    raise _refusal(response)
+                    raise self._refusal(response)
                 yield from response.iter_bytes(1 << 20)
         except httpx.TransportError as error:
             raise NotReachable(f"{self.url} broke off: {error}", remedy="look at its log, and try again") from error
 
+    def _refusal(self, response: httpx.Response) -> AerieError:
+        try:
+            problem = strict_json.loads_object(response.content)
+        except ValueError:
+            problem = {}
+        if not isinstance(problem.get("code"), str):
+            if response.status_code in (502, 503, 504):  # a proxy's, whose API is away
+                return self._away(f"a proxy answers {response.status_code}")
+            return self._foreign(f"{response.request.url.path} answers {response.status_code} without a code of ours")
+        return AerieError.from_problem(problem)
 
-def _refusal(response: httpx.Response) -> AerieError:
-    try:
-        problem: dict[str, Any] = response.json()
-    except ValueError:
-        problem = {"detail": f"{response.url} answers {response.status_code}", "status": response.status_code}
-    error = AerieError.from_problem(problem)
-    if faults := problem.get("errors"):
-        error.context["faults"] = faults
-    return error
+    def _away(self, why: object) -> NotReachable:
+        return NotReachable(
+            f"{self.url} does not answer: {str(why) or type(why).__name__}", remedy="start it with `aerie up`"
+        )
+
+    def _foreign(self, what: str) -> NotOurs:
+        return NotOurs(
+            f"what answers at {self.url} is not Aerie's API: {what}",
+            remedy="correct the address, or update this command",
+        )

@@ -11,21 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from aerie_cli.client import DEFAULT_DIR, Api
-from aerie_cli.download import download_drafter
+from aerie_cli.client import DEFAULT_DIR, Api, checked_url, job_path
+from aerie_cli.download import download_bar, download_drafter
 from aerie_cli.exits import NotReachable, status_of_job
 from aerie_cli.house import cache_folder, read_server, tail
 from aerie_cli.jobfile import Changes, apply, parse
-from aerie_cli.output import Json, aside, command, document, people
+from aerie_cli.output import Json, aside, command, document, people, plain
 from aerie_cli.report import duration, from_earlier_jobs, job_view
-from aerie_cli.up import default_workers
+from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.tether import tethered
@@ -39,9 +39,8 @@ NAMES = 1000
 
 Folder = Annotated[Path, typer.Option("--dir", help="Folder of the embedded house and of the demo's results.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Train for so many epochs instead.")]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, max=64, help="Workers, where the demo starts the house.")
-]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, max=64, help=WORKERS_HELP)]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, max=1024, help=THREADS_HELP)]
 
 
 class NoCheckout(AerieError):
@@ -62,6 +61,7 @@ def demo(
     epochs: Epochs = None,
     changes: Changes = None,
     workers: Workers = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> int:
     """Train and measure a drafter for a small real model. Exit status 0 only if its verdict is pass (3 if it is fail)."""
@@ -69,10 +69,10 @@ def demo(
     example, home = checkout() / EXAMPLE, folder.absolute() / "demo"
     home.mkdir(parents=True, exist_ok=True)
     job = make_job(example, home, [*([f"training.epochs={epochs}"] if epochs else []), *(changes or ())])
-    with house(folder.absolute(), workers or default_workers()) as url, Api(url) as api:
+    with house(folder.absolute(), *crew(workers, threads)) as url, Api(url) as api:
         posted = post(api, job)
         _say(f"posted {posted['id']} as {posted['name']}")
-        finished = follow(api, posted["id"])
+        finished = follow_or_cancel(api, posted["id"])
         _tell_reuse(finished)
         drafter = fetch(api, finished, home / "drafter") if finished["status"] == "succeeded" else None
     report = make_report(finished, drafter, time.monotonic() - started)
@@ -139,7 +139,7 @@ def _run_script(script: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def house(folder: Path, workers: int) -> Generator[str]:
+def house(folder: Path, workers: int, threads: int) -> Generator[str]:
     """The URL of the house in `folder`; starts one if none runs, and then stops it at the end."""
     if (server := read_server(folder / "run" / "server.json")) is not None and _answers(server["url"]):
         _say(f"using the house at {server['url']}")
@@ -149,7 +149,10 @@ def house(folder: Path, workers: int) -> Generator[str]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         up = subprocess.Popen(  # noqa: S603 - our own command
-            tethered([sys.executable, "-m", "aerie_cli", "up", "--dir", str(folder), "--workers", str(workers)]),
+            tethered([
+                sys.executable, "-m", "aerie_cli", "up", "--dir", str(folder), "--workers", str(workers),
+                "--threads", str(threads),
+            ]),
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
         )  # fmt: skip
     try:
@@ -173,10 +176,21 @@ def _wait_for_house(folder: Path, up: subprocess.Popen[bytes], log: Path) -> str
 
 def _answers(url: str) -> bool:
     try:
-        with Api(url) as api:
+        with Api(checked_url(url, "server.json")) as api:
             return api.call("GET", "/readyz").is_success
     except AerieError:
         return False
+
+
+def follow_or_cancel(api: Api, job_id: str) -> dict[str, Any]:
+    """As `follow`; Ctrl-C cancels the job, so that the next demo does not find it going on. What it computed is kept."""
+    try:
+        return follow(api, job_id)
+    except KeyboardInterrupt:
+        _say(f"cancelling {job_id}, stopping the house; what is computed is reused next time")
+        with suppress(AerieError):
+            api.post(job_path(job_id, "cancel"))
+        raise
 
 
 def post(api: Api, job: dict[str, Any]) -> dict[str, Any]:
@@ -196,14 +210,8 @@ def post(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Download the drafter of `job`; where it lies and its digest."""
-    console = aside()
-    with console.status("downloading the drafter") as status:
-        download_drafter(
-            api,
-            job["id"],
-            folder,
-            lambda have, total: status.update(f"downloading the drafter: {100 * have // max(1, total)} %"),
-        )
+    with download_bar() as done:
+        download_drafter(api, job["id"], folder, done)
     return {
         "sglang_dir": str(folder / "sglang"),
         "speculators_dir": str(folder / "speculators"),
@@ -246,4 +254,4 @@ def _tell_reuse(job: dict[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    aside().print(escape(text), soft_wrap=True)
+    aside().print(escape(plain(text)), soft_wrap=True)

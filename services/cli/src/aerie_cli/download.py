@@ -1,46 +1,126 @@
-"""A finished drafter's files on this machine, each held against its digest."""
+"""`aerie download`: a finished drafter's files on this machine, each held against its digest."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from aerie_cli.client import Api, Damaged
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from aerie_cli.client import DEFAULT_DIR, Api, Damaged, Dir, Url, job_path
+from aerie_cli.output import Json, aside, command, document, people, plain
+from aerie_cli.watch import JobId
 from eagle3_core.digests import digest_file
+from eagle3_core.errors import AerieError, InvalidRequest
+
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder to make, or to fill if it is empty. Default: the drafter's name.")
+]
+Done = Callable[[int, int], None]
+"""Hears the progress: bytes so far, bytes in all."""
 
 
-def download_drafter(api: Api, job_id: str, folder: Path, done: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    """Write the files of the job's drafter into `folder` and return their list; `done(bytes, total)` hears the progress.
+class NoDrafter(AerieError):
+    """The job has no finished drafter."""
+
+    code, status = "drafter.not_ready", 409
+
+
+@command
+def download(job: JobId, out: Out = None, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
+    """Fetch the drafter of a finished job: sglang/, speculators/, its card, report and contract."""
+    with Api.found(url, folder) as api:
+        found = api.get(job_path(job))
+        if not found.get("drafter"):
+            raise NoDrafter(
+                f"job {job} is {found['status']} and has no drafter", remedy=f"`aerie watch {job}` waits for it"
+            )
+        target = vacant(out if out is not None else Path(_inside(found["drafter"]["name"])))
+        with download_bar() as done:
+            files = download_drafter(api, job, target, done)
+    if as_json:
+        document(
+            {"folder": str(target), "digest": found["drafter"]["digest"], "files": [file["name"] for file in files]}
+        )
+    else:
+        people().print(
+            plain(f"{target}: {len(files)} files of drafter {found['drafter']['digest'][:16]}"), markup=False
+        )
+    return 0
+
+
+def vacant(folder: Path) -> Path:
+    """`folder`, absolute. Raises InvalidRequest where something lies there already: it is not ours to replace."""
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidRequest(f"{folder} is there already", remedy="name an empty or a new folder with --out")
+    return folder
+
+
+@contextmanager
+def download_bar() -> Generator[Done]:
+    """A bar with rate and time left, where people read."""
+    bar = Progress(
+        TextColumn("downloading the drafter"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+        console=aside(), transient=True,
+    )  # fmt: skip
+    task = bar.add_task("", total=None)
+    with bar:
+        yield lambda have, total: bar.update(task, completed=have, total=total)
+
+
+def download_drafter(api: Api, job_id: str, folder: Path, done: Done) -> list[dict[str, Any]]:
+    """Write the files of the job's drafter into `folder` and return their list.
 
     `folder` is replaced as a whole once everything is there and verified. Raises Damaged, NotReachable.
     """
-    files: list[dict[str, Any]] = api.get(f"/jobs/{job_id}/artifacts")["data"]
+    files: list[dict[str, Any]] = api.get(job_path(job_id, "artifacts"), "list")["data"]
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     total, have = sum(file["size"] for file in files), 0
-    for file in files:
-        target = fresh / _inside(file["name"])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as out:
-            for piece in api.download(file["href"]):
-                out.write(piece)
-                have += len(piece)
+    try:
+        for file in files:
+            target = fresh / _inside(file["name"])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for size in _write(api, file, target):
+                have += size
                 done(have, total)
-        if (digest := digest_file(target)) != file["blake3"]:
-            raise Damaged(
-                f"{file['name']} arrived with digest {digest[:16]}, its manifest says {file['blake3'][:16]}",
-                remedy="download it again; if that does not help, retry the job",
-            )
+    except BaseException:  # whatever ended it, half a drafter is nobody's
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
     fresh.replace(folder)
     return files
 
 
+def _write(api: Api, file: dict[str, Any], target: Path) -> Iterator[int]:
+    """Write one file, yielding the size of each piece. Raises Damaged where it is not what the list says."""
+    size = 0
+    with target.open("wb") as out:
+        for piece in api.download(file["href"]):
+            size += len(piece)
+            if size > file["size"]:
+                break
+            out.write(piece)
+            yield len(piece)
+    if size != file["size"]:
+        fault = f"{'more' if size > file['size'] else size} bytes, its manifest says {file['size']}"
+    elif (digest := digest_file(target)) != file["blake3"]:
+        fault = f"digest {digest[:16]}, its manifest says {file['blake3'][:16]}"
+    else:
+        return
+    raise Damaged(
+        f"{file['name']} arrived with {fault}", remedy="download it again; if that does not help, retry the job"
+    )
+
+
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise Damaged(f"the API lists a file called {name!r}, which leaves its folder", remedy="do not trust this API")
     return path

@@ -1,8 +1,9 @@
 """The embedded house: one API and some workers in one folder, kept alive until it is told to stop.
 
-Whatever dies is started again, with a pause that doubles while it keeps dying at once. The API keeps its port and each
-worker its name, so that clients find it again and a restarted worker frees the leases of its former self. Everything is
-tied to this process: if it is killed, the kernel ends the rest.
+Whatever dies is started again, with a pause that doubles while it keeps dying at once. Only where the API says itself,
+before it ever answered, why it cannot start (a port in use, a wrong setting), that ends the house: it would say so again.
+The API keeps its port and each worker its name, so that clients find it again and a restarted worker frees the leases of
+its former self. Everything is tied to this process: if it is killed, the kernel ends the rest.
 
     DIR/run      server.json, worker.token, up.lock      DIR/data     the database
     DIR/objects  the object store                        DIR/logs     one log for each process
@@ -10,7 +11,6 @@ tied to this process: if it is killed, the kernel ends the rest.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -25,7 +25,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from aerie_cli.lock import Lock
+from aerie_cli.lock import Lock, require_writable
+from eagle3_core import strict_json
+from eagle3_core.cores import THREADS_VARIABLE
 from eagle3_core.errors import AerieError
 from eagle3_core.tether import tethered
 
@@ -38,6 +40,8 @@ WORKER_GRACE_S, API_GRACE_S = 40.0, 15.0
 """A worker gives its child 25 s to save and then reports; an API finishes its answers in 10 s."""
 LOG_TAIL_LINES = 12
 LOG_KEEP_BYTES = 8 << 20
+PROBLEM_BYTES = 65536
+PLACES = ("run", "data", "objects", "scratch", "logs")
 
 
 class DidNotStart(AerieError):
@@ -80,6 +84,8 @@ class Ended:
     """A part's process ended."""
 
     part: Part
+    why: AerieError | None
+    """What the process itself said of it, where it did."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,11 @@ class Answers:
 class House:
     """Starts, watches and stops the parts. Use it from the main thread: the kernel ties the parts to it."""
 
-    def __init__(self, folder: Path, port: int, workers: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, port: int, workers: int, threads: int, say: Callable[[str], None]) -> None:
+        """`threads`: CPU threads of a unit that fans out, in each of `workers` workers."""
         self.folder = folder.absolute()
         self._port = port
-        self._workers = workers
+        self._workers, self._threads = workers, threads
         self._say = say
         self._events: SimpleQueue[Ended | Answers | None] = SimpleQueue()
         self._asked = 0
@@ -107,11 +114,16 @@ class House:
         return self.folder / "run" / "server.json"
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises AlreadyUp, DidNotStart."""
+        """Serve until SIGTERM, SIGINT or SIGHUP.
+
+        Raises AlreadyUp, UnusableFolder, DidNotStart, and as it is what the API says of a start that cannot succeed.
+        """
         lock = Lock(self.folder)
         try:
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGINT, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, self._on_signal)
+            for name in PLACES:
+                require_writable(self.folder / name)
             self.server_file.unlink(missing_ok=True)
             self.write_token()
             self._add("api", lambda: [sys.executable, "-m", "aerie_api"])
@@ -151,6 +163,7 @@ class House:
             "AERIE_WORKER_TOKEN_FILE": str(self.folder / "run" / "worker.token"),
             "AERIE_FILE_ROOTS": roots,
             "AERIE_PORT": str(self._port),
+            THREADS_VARIABLE: str(self._threads),
         }
 
     def _add(self, name: str, command: Callable[[], list[str]]) -> None:
@@ -163,8 +176,8 @@ class House:
             part.log.replace(part.log.with_suffix(".log.1"))
         with part.log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - the command is ours
-                tethered(part.command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.environment(), process_group=0,
+                tethered(part.command()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if part.name == "api" else log,
+                stderr=log, env=self.environment(), process_group=0,
             )  # fmt: skip
         part.process, part.started_at, part.start_again_at = process, time.monotonic(), None
         part.starts += 1
@@ -174,8 +187,13 @@ class House:
             threading.Thread(target=self._wait_for_answer, args=(part, process), daemon=True).start()
 
     def _wait_for(self, part: Part, process: subprocess.Popen[bytes]) -> None:
+        said = b""
+        if process.stdout is not None:
+            with process.stdout as pipe:
+                for line in pipe:
+                    said = line[:PROBLEM_BYTES]
         process.wait()
-        self._events.put(Ended(part))
+        self._events.put(Ended(part, problem_in(said)))
 
     def _wait_for_answer(self, part: Part, process: subprocess.Popen[bytes]) -> None:
         """Tell when the API has written where it listens."""
@@ -192,7 +210,7 @@ class House:
             with suppress(Empty):
                 event = self._events.get(timeout=max(0.0, min(due) - time.monotonic()) if due else None)
                 if isinstance(event, Ended):
-                    self._ended(event.part)
+                    self._ended(event.part, event.why)
                 elif isinstance(event, Answers):
                     self._answers(event.url)
             for part in self._parts.values():
@@ -209,20 +227,23 @@ class House:
         for number in range(1, self._workers + 1):
             name = f"worker-{number}"
             self._add(name, lambda name=name: worker_command(url, name))
-        self._say(f"API at {url}, {self._workers} workers, folder {self.folder}")
+        self._say(f"API at {url}, {self._workers} workers with {self._threads} threads each, folder {self.folder}")
 
-    def _ended(self, part: Part) -> None:
+    def _ended(self, part: Part, why: AerieError | None) -> None:
         lived = time.monotonic() - part.started_at
         part.deaths = 1 if lived > STEADY_S else part.deaths + 1
         code = part.process.returncode if part.process is not None else 0
-        if part.name == "api" and not part.answered and part.deaths >= (1 if code == 2 else CRASH_LOOP):
-            raise DidNotStart(
-                f"the API ended with {how(code)} {part.deaths} times before it answered:\n{tail(part.log)}",
-                remedy=f"see {part.log}",
-            )
+        if part.name == "api" and not part.answered:
+            if why is not None:
+                raise why
+            if part.deaths >= CRASH_LOOP:
+                raise DidNotStart(
+                    f"the API ended with {how(code)} {part.deaths} times before it answered:\n{tail(part.log)}",
+                    remedy=f"see {part.log}",
+                )
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (part.deaths - 1))
         part.start_again_at = time.monotonic() + pause_s
-        self._say(f"{part.name} ended with {how(code)}, starting it again")
+        self._say(f"{part.name} ended with {how(code)}{f' ({why.detail})' if why else ''}, starting it again")
         if part.deaths == CRASH_LOOP:
             self._say(f"{part.name} keeps ending; its log {part.log} ends with:\n{tail(part.log)}")
 
@@ -247,6 +268,15 @@ class House:
                     part.process.wait()
 
 
+def problem_in(line: bytes) -> AerieError | None:
+    """The error that a process told in its last line on stdout, if it is one."""
+    try:
+        document = strict_json.loads_object(line)
+    except ValueError:
+        return None
+    return AerieError.from_problem(document) if isinstance(document.get("code"), str) else None
+
+
 def worker_command(url: str, name: str) -> list[str]:
     """The command line of the worker called `name`."""
     return [sys.executable, "-m", "aerie_worker", "--url", url, "--worker-id", name]
@@ -255,10 +285,10 @@ def worker_command(url: str, name: str) -> list[str]:
 def read_server(path: Path) -> Mapping[str, Any] | None:
     """What the API says about itself, if it says something."""
     try:
-        found = json.loads(path.read_text())
+        found = strict_json.loads_object(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "url" in found and "pid" in found else None
+    return found if isinstance(found.get("url"), str) and isinstance(found.get("pid"), int) else None
 
 
 def how(code: int) -> str:

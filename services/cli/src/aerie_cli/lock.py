@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -22,11 +23,24 @@ class UnusableFolder(AerieError):
     code, status = "up.folder", 422
 
 
+def require_writable(folder: Path) -> None:
+    """Make `folder` and try it. Raises UnusableFolder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"?")
+    except OSError as error:
+        raise UnusableFolder(
+            f"{folder} cannot be written: {error.strerror}",
+            remedy="make room, or choose a folder that you may write with --dir",
+        ) from None
+
+
 class Lock:
     """Keeps a folder to one supervisor, by a lock that the kernel drops with its holder."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock. Raises AlreadyUp that names the holder."""
+        """Take the lock. Raises AlreadyUp that names the holder, UnusableFolder."""
         path = folder / "run" / "up.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

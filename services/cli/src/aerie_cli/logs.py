@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
-from aerie_cli.output import Json, command, document, people
-from aerie_cli.watch import TERMINAL, JobId
+from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
+from aerie_cli.output import Json, command, document, people, plain
+from aerie_cli.report import clock
+from aerie_cli.watch import EVERY_S, JobId, patiently
+from eagle3_core.jobs.states import ENDED
 
 STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "red"}
-EVERY_S = 1.0
 
 Stage = Annotated[str | None, typer.Option("--stage", help="Only this stage.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
@@ -39,18 +40,16 @@ def logs(
 
 
 def _so_far(api: Api, job: str, stage: str | None, tail: int | None) -> list[dict[str, Any]]:
-    page = api.get(f"/jobs/{job}/logs", stage=stage, tail=tail)
-    lines: list[dict[str, Any]] = page["data"]
-    while page["has_more"] and tail is None:
-        page = api.get(f"/jobs/{job}/logs", stage=stage, after=page["last_seq"])
-        lines += page["data"]
-    return lines
+    if tail is not None:
+        return api.get(job_path(job, "logs"), "list", stage=stage, tail=tail)["data"]
+    return api.all(job_path(job, "logs"), stage=stage)
 
 
 def _follow(api: Api, job: str, stage: str | None, seen: int, as_json: bool) -> None:
     while True:
-        over = api.get(f"/jobs/{job}")["status"] in TERMINAL  # asked before the lines, so that none is missed
-        fresh = api.get(f"/jobs/{job}/logs", stage=stage, after=seen)["data"]
+        # Whether it has ended is asked before the lines, so that none is missed.
+        over = patiently(partial(api.get, job_path(job)))["status"] in ENDED
+        fresh = patiently(partial(api.get, job_path(job, "logs"), "list", stage=stage, after=seen))["data"]
         _print(fresh, as_json)
         if fresh:
             seen = fresh[-1]["seq"]
@@ -64,9 +63,10 @@ def _print(lines: list[dict[str, Any]], as_json: bool) -> None:
     console = people()
     for line in lines:
         if as_json:
-            typer.echo(json.dumps(line, ensure_ascii=False))
+            document(line, one_line=True)
             continue
-        at = time.strftime("%H:%M:%S", time.localtime(line["at"]))
         style = STYLES.get(line["level"], "")
-        text = f"[{style}]{escape(line['text'])}[/]" if style else escape(line["text"])
-        console.print(f"[dim]{at}[/] {line['stage']:<9}[dim]/{line['unit']}[/] {text}", soft_wrap=True)
+        text = escape(plain(line["text"]))
+        said = f"[{style}]{text}[/]" if style else text
+        head = f"[dim]{clock(line['at'])}[/] {line['stage']:<9}[dim]/{line['unit']}[/]"
+        console.print(f"{head} {said}", soft_wrap=True)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
 from aerie_cli.jobfile import Changes, JobFile, read_job
-from aerie_cli.output import Json, command, document, people
+from aerie_cli.output import Json, command, document, people, plain
 
 
 @command
@@ -17,7 +17,7 @@ def plan(
     """Check a job and say which stages it would run and which results it would reuse. Nothing is stored."""
     job = read_job(file, changes or ())
     with Api.found(url, folder) as api:
-        planned = api.post("/jobs:plan", job)
+        planned = api.post("/jobs:plan", job, kind="job.plan")
     if as_json:
         document(planned)
         return 0
@@ -38,5 +38,5 @@ def plan(
         Text(f"training takes at most about {peak:.1f} GiB of memory (of each GPU, if it has some)", style="dim")
     )
     for warning in planned["warnings"]:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from aerie_cli.output import plain
 
 COLOURS = {
     "succeeded": "green", "running": "cyan", "queued": "yellow", "pending": "dim", "failed": "red", "cancelled": "magenta",
@@ -25,6 +28,14 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def clock(at: float) -> str:
+    """The time of day of `at`, seconds since the epoch."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):  # a worker's clock may say anything
+        return "--:--:--"
 
 
 def coloured(word: str) -> str:
@@ -101,6 +112,7 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
 
 def job_view(job: dict[str, Any]) -> RenderableType:
     """A job: head, stages, figures, why it waits or failed."""
+    job = plain(job)
     parts: list[RenderableType] = [
         Text.from_markup(f"[bold]{escape(job['name'])}[/]  {job['id']}  {coloured(job['status'])}")
     ]
@@ -122,7 +134,7 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("id", "name", "status", "stage", "AL", "verdict"):
         table.add_column(name)
-    for job in jobs:
+    for job in plain(list(jobs)):
         length = job.get("acceptance_length") or {}
         table.add_row(
             job["id"], escape(job["name"]), coloured(job["status"]), job.get("stage") or "", _number(length.get("mean")),

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
+from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.output import Json, command, document, people
 from aerie_cli.report import job_view, jobs_table
 
-OneJob = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Id of a job; all jobs without it.")]
+OneJob = Annotated[str | None, typer.Argument(metavar="JOB", help="Id of a job; all jobs without it.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="Newest jobs to list.")]
 
 
@@ -20,10 +20,10 @@ def status(
 ) -> int:
     """Show where a job stands, or list the newest jobs."""
     with Api.found(url, folder) as api:
-        found = api.get(f"/jobs/{job}") if job else api.get("/jobs", limit=limit)
+        found = api.get("/jobs", "list", limit=limit) if job is None else api.get(job_path(job))
     if as_json:
         document(found)
-    elif job:
+    elif job is not None:
         people().print(job_view(found))
     else:
         people().print(jobs_table(found["data"]) if found["data"] else "no jobs yet; post one with `aerie submit FILE`")

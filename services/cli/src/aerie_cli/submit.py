@@ -10,9 +10,9 @@ from rich.markup import escape
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
 from aerie_cli.exits import status_of_job
 from aerie_cli.jobfile import Changes, JobFile, read_job
-from aerie_cli.output import Json, command, document, people
+from aerie_cli.output import Json, command, document, people, plain
 from aerie_cli.report import job_view
-from aerie_cli.watch import follow
+from aerie_cli.watch import follow_or_leave
 
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="The same key and job again is the same job.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show its progress until it ends.")]
@@ -27,12 +27,12 @@ def submit(
     job = read_job(file, changes or ())
     with Api.found(url, folder) as api:
         posted = api.post("/jobs", job, {"Idempotency-Key": idempotency_key} if idempotency_key else None)
-        finished = follow(api, posted["id"]) if watch else None
+        finished = follow_or_leave(api, posted["id"]) if watch else None
     if finished is None:
         if as_json:
             document(posted)
         else:
-            people().print(f"{posted['id']}  {escape(posted['name'])}  {posted['status']}")
+            people().print(f"{posted['id']}  {escape(plain(posted['name']))}  {posted['status']}", soft_wrap=True)
         return 0
     if as_json:
         document(finished)

@@ -6,28 +6,32 @@ control characters. An API that is restarted meanwhile is waited for.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column
 from rich.text import Text
 
-from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
-from aerie_cli.exits import NotReachable, status_of_job
-from aerie_cli.output import Json, aside, command, document, people
+from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
+from aerie_cli.exits import NotOurs, status_of_job
+from aerie_cli.output import Json, aside, command, document, people, plain
 from aerie_cli.report import COLOURS, duration, job_view, reuse_note
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.states import ENDED
 
-TERMINAL = ("succeeded", "failed", "cancelled")
 EVERY_S = 1.0
 AWAY_S = 120.0
 """How long an API that does not answer is waited for."""
+AWAY = (429, 502, 503, 504)
+"""Statuses of an API that is starting, overloaded, or not there behind its proxy."""
+Result = TypeVar("Result")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
 
@@ -51,15 +55,23 @@ class View(Protocol):
 
 
 class Bars:
-    """A bar for every stage."""
+    """A bar for every stage, and a line below for the whole job. A narrow terminal gets shorter bars and fewer columns."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.fields[mark]} {task.description:<9}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[units]:>7}"), TextColumn("{task.fields[clock]:>9}"), TextColumn("{task.fields[note]}"),
-            console=console or aside(), auto_refresh=False,
-        )  # fmt: skip
-        self._live = Live(self._progress, console=self._progress.console, auto_refresh=False)
+        self._console = console or aside()
+        width = self._console.width
+        one_line = Column(no_wrap=True, overflow="ellipsis")
+        columns: list[ProgressColumn] = [
+            TextColumn("{task.fields[mark]} {task.description:<9}"),
+            BarColumn(bar_width=min(32, max(6, width - 34))),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[units]:>7}"),
+            TextColumn("{task.fields[clock]:>9}"),
+            TextColumn("{task.fields[note]}", table_column=one_line),
+        ]
+        shown = columns if width >= 80 else [*columns[:3], columns[4]]
+        self._progress = Progress(*shown, console=self._console, auto_refresh=False)
+        self._live = Live(self._progress, console=self._console, auto_refresh=False)
         self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Bars:
@@ -83,18 +95,20 @@ class Bars:
             shards = stage.get("shards") or {}
             self._progress.update(
                 self._tasks[stage["name"]], completed=stage["progress_percentage"],
-                mark=_mark(stage["state"]), clock=_clock(stage), note=escape(_note(stage, loss, job["id"])),
+                mark=_mark(stage["state"]), clock=_clock(stage), note=escape(plain(_note(stage, loss, job["id"]))),
                 units=f"{shards['done']}/{shards['total']}" if shards.get("total", 0) > 1 else "",
             )  # fmt: skip
-        self._live.refresh()
+        line = Text(plain(outlook(job)), style="dim", no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(self._progress, line) if line else self._progress, refresh=True)
 
 
 class Lines:
-    """A line when a stage starts, ends or got ten percent further."""
+    """A line when a stage starts, ends or got ten percent further, and when the job waits for something else."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self._say = say or (lambda text: aside().print(Text(text), soft_wrap=True))
         self._said: dict[str, tuple[str, int]] = {}
+        self._waits = ""
 
     def __enter__(self) -> Lines:
         """Nothing to begin."""
@@ -107,6 +121,10 @@ class Lines:
 
     def show(self, job: dict[str, Any], loss: float | None) -> None:
         """Say what changed."""
+        if (waits := job.get("why_queued") or "") != self._waits:
+            self._waits = waits
+            if waits:
+                self._say(plain(f"waits: {waits}"))
         for stage in job["stages"]:
             now = (stage["state"], int(stage["progress_percentage"] // 10))
             if stage["state"] in ("pending", "queued") or self._said.get(stage["name"]) == now:
@@ -117,12 +135,20 @@ class Lines:
                 _clock(stage),
                 _note(stage, loss, job["id"]),
             ]
-            self._say("  ".join(part for part in parts if part))
+            self._say(plain("  ".join(part for part in parts if part)))
 
 
 def _mark(state: str) -> str:
     sign = {"succeeded": "✓", "failed": "✗", "cancelled": "✗", "running": ">"}.get(state, " ")
-    return f"[{COLOURS[state]}]{sign}[/]"
+    return f"[{COLOURS.get(state, 'white')}]{sign}[/]"
+
+
+def outlook(job: dict[str, Any]) -> str:
+    """What the whole job waits for, or when it is likely to be done."""
+    if job.get("why_queued"):
+        return f"waits: {job['why_queued']}"
+    finish = job.get("estimated_finish")
+    return f"done in about {duration(max(0.0, finish - time.time()))}" if finish else ""
 
 
 def _clock(stage: dict[str, Any]) -> str:
@@ -145,12 +171,24 @@ def _note(stage: dict[str, Any], loss: float | None, job_id: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def patiently(look: Callable[[], Result], wait: Callable[[float], object] = time.sleep) -> Result:
+    """What `look` finds; an API that is restarted meanwhile is waited for."""
+    until = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return look()
+        except AerieError as error:
+            if isinstance(error, NotOurs) or error.status not in AWAY or time.monotonic() > until:
+                raise
+            wait(EVERY_S)
+
+
 class Follower:
     """Reads a job until it ends, cheaply: what did not change is answered by 304."""
 
     def __init__(self, api: Api, job_id: str, wait: Callable[[float], object] = time.sleep) -> None:
         self._api = api
-        self._path = f"/jobs/{job_id}"
+        self._path = job_path(job_id)
         self._wait = wait
         self._tag: str | None = None
         self._job: dict[str, Any] = {}
@@ -158,46 +196,47 @@ class Follower:
         self._step = 0
 
     def run(self, view: View) -> dict[str, Any]:
-        """Show the job until it has ended; its last document."""
+        """Show the job until it has ended; its last document. Only an API that answered once is waited for."""
+        self._look()
         while True:
-            self._patiently(self._look)
             view.show(self._job, self._loss)
-            if self._job["status"] in TERMINAL:
+            if self._job["status"] in ENDED:
                 return self._job
             self._wait(EVERY_S)
+            patiently(self._look, self._wait)
 
     def _look(self) -> None:
         response = self._api.call("GET", self._path, headers={"If-None-Match": self._tag} if self._tag else None)
         if response.status_code != 304:
-            self._job, self._tag = response.json(), response.headers.get("ETag")
+            self._job, self._tag = self._api.read(response, "job"), response.headers.get("ETag")
         if any(s["name"] == "train" and s["state"] == "running" for s in self._job["stages"]):
             query = {"stage": "train", "name": "loss", "since_step": self._step, "limit": 1000}
-            points = self._api.get(f"{self._path}/metrics", **query)["data"]
+            points = self._api.get(f"{self._path}/metrics", "list", **query)["data"]
             if points:
                 self._loss, self._step = points[-1]["value"], points[-1]["step"]
-
-    def _patiently(self, look: Callable[[], None]) -> None:
-        until = time.monotonic() + AWAY_S
-        while True:
-            try:
-                return look()
-            except NotReachable:
-                if time.monotonic() > until:
-                    raise
-                self._wait(EVERY_S)
 
 
 def follow(api: Api, job_id: str) -> dict[str, Any]:
     """Show a job until it has ended, in the way that suits where stderr goes; its last document."""
-    with Bars() if sys.stderr.isatty() else Lines() as view:
+    console = aside()
+    with Bars(console) if console.is_terminal and not console.is_dumb_terminal else Lines() as view:
         return Follower(api, job_id).run(view)
+
+
+def follow_or_leave(api: Api, job_id: str) -> dict[str, Any]:
+    """As `follow`; whoever leaves by Ctrl-C is told that the job goes on."""
+    try:
+        return follow(api, job_id)
+    except KeyboardInterrupt:
+        aside().print(f"the job goes on: `aerie watch {job_id}` shows it, `aerie cancel {job_id}` stops it")
+        raise
 
 
 @command
 def watch(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
     """Show a job's progress until it ends, then its report. Exit status: 0 pass, 3 verdict fail, 1 failed."""
     with Api.found(url, folder) as api:
-        finished = follow(api, job)
+        finished = follow_or_leave(api, job)
     if as_json:
         document(finished)
     else:

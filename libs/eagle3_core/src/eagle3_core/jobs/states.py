@@ -27,6 +27,10 @@ class JobStatus(StrEnum):
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
 
 
+ENDED = frozenset(status for status in JobStatus if status.terminal)
+"""Statuses of jobs that have ended."""
+
+
 class UnitState(StrEnum):
     """State of a unit or of a stage."""
 

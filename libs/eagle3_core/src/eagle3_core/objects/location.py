@@ -15,7 +15,7 @@ from eagle3_core.objects.protocol import ObjectStore
 class UnknownStore(AerieError):
     """The URL names no object store that this version has."""
 
-    code, status = "store.unknown", 500
+    code, status = "store.unknown", 422
 
 
 def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectStore:

@@ -6,7 +6,6 @@ Everything that retries, leases, uploads and reports lives around a stage, once,
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from eagle3_core.cores import unit_threads, usable_cores
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.spec import JobSpec
@@ -85,13 +85,13 @@ class StageContext:
             raise Preempted("asked to stop", remedy="none needed: the unit is queued again")
 
     def threads(self, fans_out: bool) -> int:
-        """CPU threads for this unit: the stage's own setting, else 1 for fan-out stages, else all cores."""
+        """CPU threads for this unit: the stage's own setting, else the worker's share for fan-out stages, else all cores."""
         if self.assignment.stage == "train" and self.spec.training.threads:
             return self.spec.training.threads
         own = getattr(self.spec.resources, self.assignment.stage, None)
         if own is not None and own.threads:
             return own.threads
-        return 1 if fans_out else (os.cpu_count() or 1)
+        return unit_threads() if fans_out else usable_cores()
 
     def progress(self, done: float, total: float, unit: str, *, rate: float | None = None, note: str = "") -> None:
         """Report `done` of `total`, counted in `unit`; `rate` in units per second."""

@@ -1,28 +1,42 @@
-"""A safetensors file as numpy arrays, bfloat16 included, read in place.
+"""The tensors of a safetensors file, read in pieces and without torch, bfloat16 included.
 
-numpy has no bfloat16, so such a tensor is read as its 16-bit patterns: they are the upper halves of float32 values,
-and whether one is finite shows in its exponent alone.
+numpy has no bfloat16 and no 8-bit floats, so those are read as their bit patterns: whether such a number is finite shows
+in its bits. The file is read, not mapped: one that is cut short meanwhile is an error here and not the end of the process.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from eagle3_core.errors import AerieError
+from eagle3_core.tensor_table import Entry, Table, read_table
 
-_DTYPES: dict[str, Any] = {
+PIECE_BYTES = 8 << 20
+PLAIN: Mapping[str, Any] = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "F16": np.float16,
-    "F32": np.float32, "F64": np.float64, "BF16": np.uint16,
+    "F32": np.float32, "F64": np.float64,
 }  # fmt: skip
-_EXPONENT = np.uint16(0x7F80)
-LARGEST_HEADER = 100 << 20
-ROWS_AT_ONCE = 4096
+"""Dtypes that numpy has."""
+
+
+def _masked(dtype: Any, mask: int, value: int) -> tuple[Any, Callable[[NDArray[Any]], NDArray[np.bool_]]]:
+    return dtype, lambda bits: (bits & dtype(mask)) == dtype(value)
+
+
+NOT_FINITE: Mapping[str, tuple[Any, Callable[[NDArray[Any]], NDArray[np.bool_]]]] = {
+    "BF16": _masked(np.uint16, 0x7F80, 0x7F80),
+    "F8_E5M2": _masked(np.uint8, 0x7C, 0x7C),
+    "F8_E4M3": _masked(np.uint8, 0x7F, 0x7F),
+    **{name: (PLAIN[name], lambda piece: ~np.isfinite(piece)) for name in ("F16", "F32", "F64")},
+}
+"""Of floating dtypes: how to read them, and which of their elements are NaN or infinite."""
 
 
 class NotTensors(AerieError):
@@ -32,52 +46,68 @@ class NotTensors(AerieError):
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor: its dtype as the file says it, its shape, its elements (bit patterns for BF16)."""
+class Scan:
+    """What reading a tensor through shows."""
 
-    dtype: str
-    array: NDArray[Any]
-
-    def not_finite(self) -> int:
-        """How many elements are NaN or infinite; reads the tensor in pieces."""
-        if self.dtype not in ("BF16", "F16", "F32", "F64"):
-            return 0
-        flat = self.array.reshape(-1, self.array.shape[-1]) if self.array.ndim > 1 else self.array.reshape(1, -1)
-        found = 0
-        for start in range(0, len(flat), ROWS_AT_ONCE):
-            piece = flat[start : start + ROWS_AT_ONCE]
-            bad = (piece & _EXPONENT) == _EXPONENT if self.dtype == "BF16" else ~np.isfinite(piece)
-            found += int(bad.sum())
-        return found
+    not_finite: int
+    """Elements that are NaN or infinite; none of a dtype that has no such numbers."""
+    digest: str
+    """Hex BLAKE3 of its bytes."""
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors and the metadata of `path`. Raises NotTensors that says what is wrong."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-                raise ValueError("its header is longer than the file")
-            header: Any = json.loads(file.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is not an object")
-        raw = np.memmap(path, np.uint8, "r")
-        return {
-            name: _tensor(name, entry, raw[8 + length :]) for name, entry in header.items() if name != "__metadata__"
-        }, header.get("__metadata__") or {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+class Tensors:
+    """The tensors of one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NotTensors that says what is wrong with the file."""
+        self.path = path
+        try:
+            self._table: Table = read_table(path)
+        except (OSError, ValueError) as error:
+            raise self._fault(error) from None
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every tensor's dtype, shape and place, by name."""
+        return self._table.entries
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's metadata."""
+        return self._table.metadata
+
+    def array(self, name: str) -> NDArray[Any]:
+        """The elements of one tensor, in one dimension. Raises NotTensors for a dtype that numpy has not."""
+        entry = self.entries[name]
+        if entry.dtype not in PLAIN:
+            raise self._fault(ValueError(f"tensor {name} has dtype {entry.dtype}"))
+        pieces = [np.frombuffer(piece, PLAIN[entry.dtype]) for piece in self._pieces(entry)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, PLAIN[entry.dtype])
+
+    def scan(self, name: str) -> Scan:
+        """Read one tensor through."""
+        entry = self.entries[name]
+        dtype, bad = NOT_FINITE.get(entry.dtype, (None, None))
+        hasher, found = blake3(), 0
+        for piece in self._pieces(entry):
+            hasher.update(piece)
+            if bad is not None:
+                found += int(bad(np.frombuffer(piece, dtype)).sum())
+        return Scan(found, hasher.hexdigest())
+
+    def _pieces(self, entry: Entry) -> Iterator[bytes]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(entry.start)
+                for at in range(entry.start, entry.stop, PIECE_BYTES):
+                    wanted = min(PIECE_BYTES, entry.stop - at)
+                    piece = file.read(wanted)
+                    if len(piece) < wanted:
+                        raise ValueError("it was cut short while it was read")
+                    yield piece
+        except (OSError, ValueError) as error:
+            raise self._fault(error) from None
+
+    def _fault(self, error: Exception) -> NotTensors:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise NotTensors(
-            f"{path} is no whole safetensors file: {reason}", remedy="make it or download it again"
-        ) from None
-
-
-def _tensor(name: str, entry: dict[str, Any], data: NDArray[np.uint8]) -> Stored:
-    start, stop = entry["data_offsets"]
-    if not 0 <= start <= stop <= len(data):
-        raise ValueError(f"tensor {name} ends at byte {stop} of {len(data)}: the file is truncated")
-    dtype = _DTYPES.get(entry["dtype"])
-    if dtype is None:
-        raise ValueError(f"tensor {name} has dtype {entry['dtype']}")
-    return Stored(entry["dtype"], np.frombuffer(data[start:stop], dtype).reshape(entry["shape"]))
+        return NotTensors(f"{self.path} is no whole safetensors file: {reason}", remedy="make it or download it again")

@@ -9,7 +9,8 @@ class StageResources(Section):
     """What one stage's units ask for."""
 
     threads: Positive | None = None
-    """CPU threads of a unit. null = 1: more workers beside each other (`aerie up --workers`) use more cores better."""
+    """CPU threads of a unit. null = its worker's share of the cores (`aerie up --threads`). Part of what makes a digest
+    reproducible: name it where workers have different machines."""
 
 
 class Resources(Section):
