@@ -3,6 +3,9 @@
 import contextlib
 
 import pytest
+from hostile import odd_documents, outcome
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aerie_cli.jobfile import apply, parse, read_job
 from eagle3_core.errors import InvalidRequest
@@ -98,10 +101,83 @@ def test_odd_values_are_words_or_refused_and_never_a_traceback(change):
         apply({"datasets": [{"uri": "a"}]}, [change])
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "a: &a {b: *a}", "2020-01-01: x"])
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+MERGE_BOMB = "a0: &a0 {k: v}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: &a {b: *a}", "2020-01-01: x", BOMB, MERGE_BOMB, "a: &a [*a]"])
 def test_documents_that_json_cannot_hold_are_refused(tmp_path, text):
     place = tmp_path / "job.yaml"
     place.write_text(text)
 
     with pytest.raises(InvalidRequest):
         read_job(str(place))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"name": "a", "name": "b"}', "line 1 is neither JSON nor YAML: the name 'name' stands twice"),
+        ('{"a": {"lr": 1,\n "lr": 2}}', "line 2 .* the name 'lr' stands twice"),
+        ("name: a\ndata: {}\nname: b\n", "line 3 .* the name 'name' stands twice"),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused_with_its_line(text, says):
+    with pytest.raises(InvalidRequest, match=says):
+        parse(text, "job")
+
+
+def test_anchors_and_merges_that_stay_small_are_welcome():
+    job = parse("base: &b {dtype: float32, model: a}\nverifier: {<<: *b, model: m}\n", "job.yaml")
+
+    assert job["verifier"] == {"dtype": "float32", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'\xef\xbb\xbf{"name": "tiny"}', b"\xef\xbb\xbfname: tiny\n", b'{\t"name":\t"tiny"}\r\n', b"---\nname: tiny\n...\n"],
+)
+def test_marks_tabs_and_line_ends_do_not_matter(tmp_path, data):
+    (tmp_path / "job").write_bytes(data)
+
+    assert read_job(str(tmp_path / "job")) == {"name": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"name": "\xff"}', "byte 10 is not UTF-8"),
+        ('{"name": "tiny"}'.encode("utf-16"), "UTF-16, save it as UTF-8"),
+        (b'{"name": "' + b"x" * (5 << 20) + b'"}', "more than 4194304 bytes"),
+        (b"name: a\n---\nname: b\n", "line 2 .*another document"),
+        (b"\x00\x01\x02", "neither JSON nor YAML"),
+        (b"a: !!python/name:os.system x", "could not determine a constructor"),
+        (b"? [a, b]\n: c", "unhashable key"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path, data, says):
+    (tmp_path / "job").write_bytes(data)
+
+    with pytest.raises(InvalidRequest, match=says):
+        read_job(str(tmp_path / "job"))
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/nowhere", "/", "", "x" * 5000])
+def test_a_place_that_holds_no_document_is_refused(place):
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_job(place)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=60) | odd_documents | st.text("{}[]:,-&*!|>'\"ab1 \n\t#?%@", max_size=40).map(str.encode))
+def test_any_bytes_are_a_document_that_json_can_hold_or_an_invalid_request(tmp_path, data):
+    (tmp_path / "job").write_bytes(data)
+
+    job, error = outcome(lambda: read_job(str(tmp_path / "job")))
+
+    assert isinstance(job, dict) or isinstance(error, InvalidRequest)
+    assert error is None or error.remedy
