@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # the test modules of a folder share what lies beside them
-
 from eagle3_core import strict_json
 from eagle3_core.testing import tiny_job
+
+sys.path.append(str(Path(__file__).parent))  # the test modules of a folder share what lies beside them
 
 
 class Aerie:

@@ -99,6 +99,8 @@ def write_drafter(folder: Path) -> Path:
     """A whole drafter: both packages and the contract."""
     write_package(folder / "sglang", SGLANG, drafter_tensors())
     embedding = np.ones((V, H), np.float32)
-    write_package(folder / "speculators", SPECULATORS, {**drafter_tensors("layers.0."), "embed_tokens.weight": embedding})
+    write_package(
+        folder / "speculators", SPECULATORS, {**drafter_tensors("layers.0."), "embed_tokens.weight": embedding}
+    )
     (folder / "contract.json").write_text(json.dumps(CONTRACT))
     return folder

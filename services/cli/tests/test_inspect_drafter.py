@@ -69,7 +69,10 @@ ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (change("sglang", {"fc.weight": np.full((4, 12), np.nan, np.float32)}), "fc.weight holds 48 elements that are NaN"),
+        (
+            change("sglang", {"fc.weight": np.full((4, 12), np.nan, np.float32)}),
+            "fc.weight holds 48 elements that are NaN",
+        ),
         (change("sglang", {"midlayer.mlp.up_proj.weight": None}), "midlayer.mlp.up_proj.weight is missing"),
         (change("sglang", {"fc_norm.2.weight": None}), "fc_norm.2.weight is missing"),
         (change("sglang", {"fc.weight": ones(4, 8)}), "fc.weight is [4, 8], the config promises [4, 12]"),

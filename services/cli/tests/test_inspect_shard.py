@@ -23,7 +23,9 @@ def committed(root: Path, shard: Path, contract=CONTRACT, **counts) -> Path:
     store = LocalStore(root / "store")
     writer = UnitWriter(store, tenant="t", job_id="job_1", stage="extract", unit=(0, 0, 2), unit_key="k", fence=1)
     writer.add_file(
-        "shard-00000.safetensors", shard, **{"samples": 2, "tokens": 8, "supervised_tokens": 2, "final_states": 3, **counts}
+        "shard-00000.safetensors",
+        shard,
+        **{"samples": 2, "tokens": 8, "supervised_tokens": 2, "final_states": 3, **counts},
     )
     return store.root / writer.commit({}, contract=contract).key
 
@@ -79,9 +81,7 @@ def test_a_tokenizer_that_does_not_load_leaves_numbers(offline, tmp_path):
     verifier = tiny_verifier(tmp_path / "verifier")
     (verifier / "tokenizer.json").write_text('{"model": {"type": "nonsense"}, "added_tokens": []}')
 
-    shown = offline.json(
-        "inspect", "shard", str(write_shard(tmp_path / "s.safetensors")), "--verifier", str(verifier)
-    )
+    shown = offline.json("inspect", "shard", str(write_shard(tmp_path / "s.safetensors")), "--verifier", str(verifier))
 
     assert "shown as numbers" in shown["warning"]
 

@@ -139,7 +139,12 @@ def test_anchors_and_merges_that_stay_small_are_welcome():
 
 @pytest.mark.parametrize(
     "data",
-    [b'\xef\xbb\xbf{"name": "tiny"}', b"\xef\xbb\xbfname: tiny\n", b'{\t"name":\t"tiny"}\r\n', b"---\nname: tiny\n...\n"],
+    [
+        b'\xef\xbb\xbf{"name": "tiny"}',
+        b"\xef\xbb\xbfname: tiny\n",
+        b'{\t"name":\t"tiny"}\r\n',
+        b"---\nname: tiny\n...\n",
+    ],
 )
 def test_marks_tabs_and_line_ends_do_not_matter(tmp_path, data):
     (tmp_path / "job").write_bytes(data)
@@ -173,7 +178,9 @@ def test_a_place_that_holds_no_document_is_refused(place):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=60) | odd_documents | st.text("{}[]:,-&*!|>'\"ab1 \n\t#?%@", max_size=40).map(str.encode))
+@given(
+    data=st.binary(max_size=60) | odd_documents | st.text("{}[]:,-&*!|>'\"ab1 \n\t#?%@", max_size=40).map(str.encode)
+)
 def test_any_bytes_are_a_document_that_json_can_hold_or_an_invalid_request(tmp_path, data):
     (tmp_path / "job").write_bytes(data)
 

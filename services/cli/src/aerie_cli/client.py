@@ -70,6 +70,7 @@ def checked_url(text: str, source: str) -> str:
             else "it names no host" if not url.host
             else f"its port is {port}" if port is not None and not 0 < port < 65536
             else "it carries a query or a fragment" if url.query or url.fragment
+            else "it holds spaces or control characters" if re.search(r"[\x00-\x20\x7f-\xa0]", text)
             else ""
         )  # fmt: skip
     except (httpx.InvalidURL, ValueError) as error:  # UnicodeError, of names that cannot be, is a ValueError

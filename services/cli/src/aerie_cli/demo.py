@@ -24,7 +24,7 @@ from aerie_cli.exits import NotReachable, status_of_job
 from aerie_cli.house import cache_folder, read_server, tail
 from aerie_cli.jobfile import Changes, apply, parse
 from aerie_cli.output import Json, aside, command, document, people, plain
-from aerie_cli.report import duration, from_earlier_jobs, job_view
+from aerie_cli.report import duration, from_earlier_jobs, show_job
 from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
 from eagle3_core.errors import AerieError, InvalidRequest
@@ -83,7 +83,7 @@ def demo(
     if as_json:
         document(report)
     else:
-        people().print(job_view(finished))
+        show_job(finished)
         people().print(f"report {escape(str(place))}, {duration(report['seconds'])} in all", soft_wrap=True)
     return status_of_job(finished)
 

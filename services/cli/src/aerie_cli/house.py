@@ -227,7 +227,8 @@ class House:
         for number in range(1, self._workers + 1):
             name = f"worker-{number}"
             self._add(name, lambda name=name: worker_command(url, name))
-        self._say(f"API at {url}, {self._workers} workers with {self._threads} threads each, folder {self.folder}")
+        each = f" with {self._threads} threads each" if self._workers else ""
+        self._say(f"API at {url}, {self._workers} workers{each}, folder {self.folder}")
 
     def _ended(self, part: Part, why: AerieError | None) -> None:
         lived = time.monotonic() - part.started_at

@@ -11,8 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from aerie_cli.output import plain
+from aerie_cli.output import people, plain
 
+WIDE = 72
+"""Columns from which on a list of jobs has room for everything."""
 COLOURS = {
     "succeeded": "green", "running": "cyan", "queued": "yellow", "pending": "dim", "failed": "red", "cancelled": "magenta",
     "cancelling": "magenta", "pass": "green", "fail": "red",
@@ -57,27 +59,23 @@ def reuse_note(stage: dict[str, Any], job_id: str) -> str:
     return whence if stage.get("reused") else f"{stage['reused_units']} of {total} units {whence}"
 
 
-def stages_table(job: dict[str, Any]) -> Table:
-    """One row a stage."""
+def stages_table(job: dict[str, Any], width: int = WIDE) -> Table:
+    """One row a stage; on a narrow terminal without units and notes."""
     table = Table(box=None, pad_edge=False)
-    for name, justify in (
-        ("stage", "left"),
-        ("state", "left"),
-        ("done", "right"),
-        ("units", "right"),
-        ("time", "right"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    names = ("stage", "state", "done", "units", "time", "") if width >= WIDE else ("stage", "state", "done", "time")
+    for name in names:
+        table.add_column(name, justify="right" if name in ("done", "units", "time") else "left", no_wrap=bool(name))
     for stage in job["stages"]:
         shards = stage.get("shards") or {}
         note = reuse_note(stage, job["id"]) or stage.get("note") or ""
         if reason := stage.get("reason"):
             note = f"{reason.get('code')}: {reason.get('detail')}"
-        table.add_row(
-            stage["name"], coloured(stage["state"]), f"{stage['progress_percentage']:.0f} %",
-            f"{shards['done']}/{shards['total']}" if shards else "", duration(stage.get("seconds")), escape(note),
-        )  # fmt: skip
+        cells = {
+            "stage": stage["name"], "state": coloured(stage["state"]), "done": f"{stage['progress_percentage']:.0f} %",
+            "units": f"{shards['done']}/{shards['total']}" if shards else "", "time": duration(stage.get("seconds")),
+            "": escape(note),
+        }  # fmt: skip
+        table.add_row(*(cells[name] for name in names))
     return table
 
 
@@ -87,7 +85,7 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
     head = Text("acceptance length: tokens per verify call", style="bold")
     table = Table(box=None, pad_edge=False)
     for name in ("task", "mean", "95 % interval", "prompts"):
-        table.add_column(name, justify="left" if name == "task" else "right")
+        table.add_column(name, justify="left" if name == "task" else "right", no_wrap=name == "95 % interval")
     for task, row in length["by_task"].items():
         table.add_row(escape(task), _number(row["mean"]), _interval(row), str(row["prompts"]))
     table.add_section()
@@ -110,8 +108,8 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
     return Group(head, table, *map(Text, lines), verdict, *why)
 
 
-def job_view(job: dict[str, Any]) -> RenderableType:
-    """A job: head, stages, figures, why it waits or failed."""
+def job_view(job: dict[str, Any], width: int = WIDE) -> RenderableType:
+    """A job: head, stages, figures, why it waits or failed; for a terminal of `width` columns."""
     job = plain(job)
     parts: list[RenderableType] = [
         Text.from_markup(f"[bold]{escape(job['name'])}[/]  {job['id']}  {coloured(job['status'])}")
@@ -119,7 +117,7 @@ def job_view(job: dict[str, Any]) -> RenderableType:
     if job.get("why_queued"):
         parts.append(Text(f"waits: {job['why_queued']}"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in job.get("warnings") or []]
-    parts.append(stages_table(job))
+    parts.append(stages_table(job, width))
     if reason := job.get("reason"):
         parts.append(Text(f"{reason.get('code')}: {reason.get('detail')}", style="red"))
         if reason.get("remedy"):
@@ -129,17 +127,25 @@ def job_view(job: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
-    """One row a job."""
+def show_job(job: dict[str, Any]) -> None:
+    """Print a job for people."""
+    console = people()
+    console.print(job_view(job, console.width))
+
+
+def jobs_table(jobs: Iterable[dict[str, Any]], width: int = WIDE) -> Table:
+    """One row a job. On a terminal of less than 72 columns only what the next command needs, so that ids stay whole."""
     table = Table(box=None, pad_edge=False)
-    for name in ("id", "name", "status", "stage", "AL", "verdict"):
-        table.add_column(name)
+    names = ("id", "name", "status", "stage", "AL", "verdict") if width >= WIDE else ("id", "status")
+    for name in names:
+        table.add_column(name, no_wrap=name == "id")
     for job in plain(list(jobs)):
         length = job.get("acceptance_length") or {}
-        table.add_row(
-            job["id"], escape(job["name"]), coloured(job["status"]), job.get("stage") or "", _number(length.get("mean")),
-            coloured(job["verdict"]) if job.get("verdict") else "",
-        )  # fmt: skip
+        cells = {
+            "id": job["id"], "name": escape(job["name"]), "status": coloured(job["status"]), "stage": job.get("stage") or "",
+            "AL": _number(length.get("mean")), "verdict": coloured(job["verdict"]) if job.get("verdict") else "",
+        }  # fmt: skip
+        table.add_row(*(cells[name] for name in names))
     return table
 
 

@@ -8,7 +8,7 @@ import typer
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.output import Json, command, document, people
-from aerie_cli.report import job_view, jobs_table
+from aerie_cli.report import jobs_table, show_job
 
 OneJob = Annotated[str | None, typer.Argument(metavar="JOB", help="Id of a job; all jobs without it.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="Newest jobs to list.")]
@@ -24,7 +24,10 @@ def status(
     if as_json:
         document(found)
     elif job is not None:
-        people().print(job_view(found))
+        show_job(found)
+    elif not found["data"]:
+        people().print("no jobs yet; post one with `aerie submit FILE`")
     else:
-        people().print(jobs_table(found["data"]) if found["data"] else "no jobs yet; post one with `aerie submit FILE`")
+        console = people()
+        console.print(jobs_table(found["data"], console.width))
     return 0

@@ -11,7 +11,7 @@ from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
 from aerie_cli.exits import status_of_job
 from aerie_cli.jobfile import Changes, JobFile, read_job
 from aerie_cli.output import Json, command, document, people, plain
-from aerie_cli.report import job_view
+from aerie_cli.report import show_job
 from aerie_cli.watch import follow_or_leave
 
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="The same key and job again is the same job.")]
@@ -37,5 +37,5 @@ def submit(
     if as_json:
         document(finished)
     else:
-        people().print(job_view(finished))
+        show_job(finished)
     return status_of_job(finished)

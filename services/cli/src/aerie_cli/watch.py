@@ -21,12 +21,14 @@ from rich.text import Text
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.exits import NotOurs, status_of_job
-from aerie_cli.output import Json, aside, command, document, people, plain
-from aerie_cli.report import COLOURS, duration, job_view, reuse_note
+from aerie_cli.output import Json, aside, command, document, plain
+from aerie_cli.report import COLOURS, WIDE, duration, reuse_note, show_job
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import ENDED
 
 EVERY_S = 1.0
+ROOMY = 100
+"""Columns from which on bars are long and notes still have room."""
 AWAY_S = 120.0
 """How long an API that does not answer is waited for."""
 AWAY = (429, 502, 503, 504)
@@ -60,16 +62,17 @@ class Bars:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or aside()
         width = self._console.width
-        one_line = Column(no_wrap=True, overflow="ellipsis")
+        bar = 32 if width >= ROOMY else 12 if width >= WIDE else max(6, width - 34)
+        note = Column(no_wrap=True, overflow="ellipsis", max_width=max(1, width - bar - 38))
         columns: list[ProgressColumn] = [
             TextColumn("{task.fields[mark]} {task.description:<9}"),
-            BarColumn(bar_width=min(32, max(6, width - 34))),
+            BarColumn(bar_width=bar),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[units]:>7}"),
             TextColumn("{task.fields[clock]:>9}"),
-            TextColumn("{task.fields[note]}", table_column=one_line),
+            TextColumn("{task.fields[note]}", table_column=note),
         ]
-        shown = columns if width >= 80 else [*columns[:3], columns[4]]
+        shown = columns if width >= WIDE else [*columns[:3], columns[4]]
         self._progress = Progress(*shown, console=self._console, auto_refresh=False)
         self._live = Live(self._progress, console=self._console, auto_refresh=False)
         self._tasks: dict[str, Any] = {}
@@ -207,7 +210,7 @@ class Follower:
 
     def _look(self) -> None:
         response = self._api.call("GET", self._path, headers={"If-None-Match": self._tag} if self._tag else None)
-        if response.status_code != 304:
+        if response.status_code != 304 or self._tag is None:
             self._job, self._tag = self._api.read(response, "job"), response.headers.get("ETag")
         if any(s["name"] == "train" and s["state"] == "running" for s in self._job["stages"]):
             query = {"stage": "train", "name": "loss", "since_step": self._step, "limit": 1000}
@@ -240,5 +243,5 @@ def watch(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json 
     if as_json:
         document(finished)
     else:
-        people().print(job_view(finished))
+        show_job(finished)
     return status_of_job(finished)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.output import Json, command, document, people, plain
-from aerie_cli.report import clock, coloured, duration, job_view
+from aerie_cli.report import clock, coloured, duration, show_job
 from aerie_cli.watch import JobId
 
 
@@ -24,7 +24,7 @@ def job(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = 
         document({"job": shown, "attempts": attempts, "events": events, "artifacts": artifacts})
         return 0
     console = people()
-    console.print(job_view(shown))
+    show_job(shown)
     console.print_json(data=plain(shown["spec"]))
     table = Table(title="attempts", title_justify="left", box=None, pad_edge=False)
     for name in ("stage", "unit", "attempt", "worker", "outcome", "time", ""):
