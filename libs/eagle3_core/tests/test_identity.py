@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from eagle3_core.testing import CHATML, tiny_verifier
 from eagle3_core.verifier.folder import (
@@ -16,7 +17,7 @@ from eagle3_core.verifier.folder import (
     VerifierTokenizer,
     VerifierWeights,
 )
-from eagle3_core.verifier.identity import NATIVE_MODEL_TYPES, inspect
+from eagle3_core.verifier.identity import inspect
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def shard(folder: Path) -> Path:
     """Turn the single weight file into an indexed checkpoint of one shard; returns the shard."""
     part = folder / "model-00001-of-00001.safetensors"
     (folder / "model.safetensors").rename(part)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": part.name}}))
+    index = {"weight_map": dict.fromkeys(load_file(part), part.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return part
 
 
@@ -252,13 +254,6 @@ def test_a_model_type_that_transformers_knows_needs_no_code(folder):
     edit(folder / "config.json", auto_map={"AutoConfig": "configuration_llama.LlamaConfig"})
 
     assert inspect(folder).model_type == "llama"
-
-
-@pytest.mark.slow
-def test_transformers_knows_every_native_model_type():
-    from transformers import CONFIG_MAPPING
-
-    assert set(CONFIG_MAPPING.keys()) >= NATIVE_MODEL_TYPES
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,13 @@ from transformers import (
 
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
-from eagle3_core.verifier.attention import UnsupportedVerifier, attend
+from eagle3_core.verifier.attention import attend
 from eagle3_core.verifier.base import Decoding, SelfCheckFailed
 from eagle3_core.verifier.cache import Placement, placed
+from eagle3_core.verifier.folder import UnsupportedVerifier
+from eagle3_core.verifier.identity import inspect
 from eagle3_core.verifier.layers import from_engine, to_engine
-from eagle3_core.verifier.probe import Probe, find_parts
+from eagle3_core.verifier.probe import Parts, Probe, find_parts, prove_norm
 from eagle3_core.verifier.transformers import TransformersVerifier
 
 torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
@@ -257,12 +260,13 @@ def test_other_families_nested_and_latent_attention_ones_included_answer_as_them
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path):
     folder = tiny_verifier(tmp_path / "verifier")
+    whole = inspect(folder)
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.3.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     with pytest.raises(UnsupportedVerifier, match=r"lack 1 tensors.*model\.layers\.3\.mlp\.up_proj"):
-        TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
+        TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"), None, whole)
 
 
 def test_the_contract_says_what_runs(tmp_path: Path):
@@ -275,3 +279,54 @@ def test_the_contract_says_what_runs(tmp_path: Path):
     assert contract.aux_layers == (1, 2, 6)
     assert (contract.dtype, contract.stored_dtype, contract.final) == ("bfloat16", "bfloat16", "pre")
     assert (contract.engine, contract.attention, contract.capture_pass) == ("transformers", "slots", "prefill")
+
+
+class OwnNorm(nn.Module):
+    """A final norm of some kind, with a gain of 1."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((H,), 0.5))
+        self.norm = norm
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.norm(hidden_states, self.weight)
+
+
+def parts_with(norm) -> Parts:
+    toy = Toy()
+    toy.norm0 = OwnNorm(norm)
+    return find_parts(toy, N, H)
+
+
+def test_an_rms_norm_of_gain_w_is_what_the_teacher_computes():
+    prove_norm(parts_with(lambda x, w: nn.functional.rms_norm(x, (H,), w, 1e-6)), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, w: nn.functional.layer_norm(x, (H,), w, None, 1e-6),
+        lambda x, w: nn.functional.rms_norm(x, (H,), 1 + w, 1e-6),
+        lambda x, w: nn.functional.rms_norm(x, (H,), w, 10.0),
+        lambda x, w: x * float("nan"),
+    ],
+    ids=["a mean taken away", "a gain of 1 + w", "another epsilon", "no number"],
+)
+def test_any_other_final_norm_is_refused_instead_of_trained_on(norm):
+    with pytest.raises(UnsupportedVerifier, match="no RMS norm of gain w") as caught:
+        prove_norm(parts_with(norm), 1e-6)
+
+    assert caught.value.pointer == "/verifier/model"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"hidden_act": "no such"}, {"rope_parameters": {"rope_type": "no such"}}, {"initializer_range": "wide"}]
+)
+def test_a_config_that_the_library_stumbles_over_is_the_verifiers_fault(tmp_path: Path, fields):
+    folder = tiny_verifier(tmp_path / "verifier")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+
+    with pytest.raises(UnsupportedVerifier, match="cannot load"):
+        TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))

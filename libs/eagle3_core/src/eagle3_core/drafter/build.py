@@ -18,7 +18,7 @@ from eagle3_core.drafter.initial import initial_weights
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.rope import llama_config
 from eagle3_core.drafter.tensors import LAYER
-from eagle3_core.drafter.verifier_parts import FINAL_NORM, VerifierParts
+from eagle3_core.drafter.verifier_parts import VerifierParts
 
 FC_SHARE = 0.1
 """Scale of the random `fc` under `init: verifier_layer`, beside an identity on the last aux state (measured start)."""
@@ -86,7 +86,7 @@ def build(
     weights = initial_weights(config, seed)
     with torch.no_grad():
         weights["lm_head.weight"].copy_(parts.head()[t2d_V])
-        weights["norm.weight"].copy_(parts.tensor(FINAL_NORM))
+        weights["norm.weight"].copy_(parts.norm())
         if init == "verifier_layer":
             _start_from_last_layer(config, weights, parts.last_layer())
     for name, weight in weights.items():

@@ -39,6 +39,12 @@ class VerifierParts:
         matches = [name for name in self._file_of if name == ending or name.endswith("." + ending)]
         return min(matches, key=len) if matches else None
 
+    def norm(self) -> Tensor:
+        """[H] gain of the final norm, as stored: it lies beside the embedding, whatever the language model is nested in."""
+        embedding = self.find(EMBEDDING)
+        beside = (embedding or "").removesuffix(EMBEDDING) + "norm.weight"
+        return self.tensor(beside if beside in self._file_of else FINAL_NORM)
+
     def tensor(self, ending: str) -> Tensor:
         """The tensor whose name ends with `ending`, as stored. Raises UnsupportedVerifier."""
         name = self.find(ending)
@@ -109,9 +115,7 @@ class Teacher:
     def read(cls, parts: VerifierParts, t2d_V: Tensor, final: Literal["pre", "post"]) -> Teacher:
         """From the verifier's files, in float32. `t2d_V`: bool [V], true for tokens of the draft vocabulary."""
         head_VdH = parts.head()[t2d_V].float()
-        return cls(
-            parts.tensor(FINAL_NORM).float(), head_VdH, float(parts.text_config.get("rms_norm_eps", 1e-6)), final
-        )
+        return cls(parts.norm().float(), head_VdH, float(parts.text_config.get("rms_norm_eps", 1e-6)), final)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Teacher:
         """The same on `device` in `dtype`."""

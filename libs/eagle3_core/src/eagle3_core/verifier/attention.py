@@ -14,18 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from eagle3_core.errors import AerieError
 from eagle3_core.verifier.cache import current
+from eagle3_core.verifier.folder import UnsupportedVerifier
 
 NAME = "slots"
 FUSED_FROM_SCORES = 1 << 22
 """Scores a row (A x n x T) above which the fused kernel runs: it never writes them out."""
-
-
-class UnsupportedVerifier(AerieError):
-    """This engine cannot run the verifier faithfully."""
-
-    code, status = "verifier.unsupported", 422
 
 
 def attend(

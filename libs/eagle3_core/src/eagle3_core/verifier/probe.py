@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle3_core.verifier.attention import UnsupportedVerifier
 from eagle3_core.verifier.base import SelfCheckFailed, States
+from eagle3_core.verifier.folder import UnsupportedVerifier
+
+NORM_TOLERANCE = 0.02
+"""Largest relative difference (Frobenius) of the final norm from an RMS norm: bfloat16 rounds by .004 an element."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,25 @@ def find_parts(model: Any, num_layers: int, hidden_size: int) -> Parts:
             pointer="/verifier/model",
         )
     return Parts(owner, layers, norms[0], head)
+
+
+def prove_norm(parts: Parts, eps: float) -> None:
+    """Raise UnsupportedVerifier unless the final norm is an RMS norm of gain w with `eps`: what the teacher computes.
+
+    A layer norm takes the mean away, Gemma's gain is 1 + w: a drafter trained on the wrong one only ever serves badly.
+    """
+    gain: Tensor = parts.norm.weight  # type: ignore[assignment]
+    state = torch.linspace(-1, 3, len(gain), device=gain.device, dtype=gain.dtype)[None]  # its mean is far from 0
+    with torch.no_grad():
+        have = parts.norm(state).float()
+        want = nn.functional.rms_norm(state.float(), gain.shape, gain.float(), eps)
+    off = float((have - want).norm() / want.norm().clamp_min(1e-9))
+    if not off <= NORM_TOLERANCE:
+        raise UnsupportedVerifier(
+            f"the final norm, a {type(parts.norm).__name__}, is no RMS norm of gain w: it is {off:.2g} off (allowed {NORM_TOLERANCE})",
+            remedy="a drafter is trained on head(norm(state)) with such a norm; use a verifier that has one",
+            pointer="/verifier/model",
+        )
 
 
 class Probe:

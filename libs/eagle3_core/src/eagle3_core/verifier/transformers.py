@@ -19,16 +19,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from eagle3_core.jobs.spec import VerifierSpec
-from eagle3_core.verifier.attention import NAME, UnsupportedVerifier
+from eagle3_core.verifier.attention import NAME
 from eagle3_core.verifier.base import STORED_DTYPE, Captured, Decoding, Generated, Progressed, SelfCheckFailed
 from eagle3_core.verifier.cache import Placement, SlotCache, placed
 from eagle3_core.verifier.contract import CaptureContract
+from eagle3_core.verifier.folder import UnsupportedVerifier, number_in
 from eagle3_core.verifier.generation import Pass, generate
 from eagle3_core.verifier.identity import Identity, inspect
+from eagle3_core.verifier.kinds import KNOWN_LAYER_TYPES
 from eagle3_core.verifier.layers import resolve_layers
-from eagle3_core.verifier.probe import Probe, find_parts
+from eagle3_core.verifier.probe import Probe, find_parts, prove_norm
 
-KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 CHECK_TOKENS = 12
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest relative difference of the final states (Frobenius) between our attention and the model's own."""
@@ -52,9 +53,11 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             folder, config=config, dtype=dtype, use_safetensors=True, attn_implementation=NAME,
             output_loading_info=True, **options,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a config can make any part of the library stumble, and each stumbles in its own way
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise
         raise UnsupportedVerifier(
-            f"transformers {transformers.__version__} cannot load {folder}: {error}",
+            f"transformers {transformers.__version__} cannot load {folder}: {type(error).__name__}: {error}"[:1000],
             remedy="point verifier.model at a Hugging Face folder with config.json and safetensors weights",
             pointer="/verifier/model",
         ) from error
@@ -92,6 +95,7 @@ class TransformersVerifier:
         self.model = load_model(folder, self.dtype, self.device)
         self._refuse_unknown_layers()
         self.parts = find_parts(self.model, self.identity.num_layers, self.identity.hidden_size)
+        prove_norm(self.parts, number_in(self.identity.text_config, "rms_norm_eps", 1e-6))
         self.probe = Probe(self.parts, self.aux_layers)
         self.self_check()
 
