@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_core.data import datasets
-from eagle3_core.data.datasets import SAMPLE_LINES, Tally, judge, mix, probe, read
+from eagle3_core.data.datasets import SAMPLE_LINES, Tally, judge, judge_beginning, mix, read
 from eagle3_core.data.rows import (
     DatasetEmpty,
     DatasetFault,
     DatasetFormat,
+    DatasetLineTooLong,
     DatasetMissing,
     DatasetNoAssistant,
     DatasetNotJsonl,
@@ -39,6 +40,15 @@ def spec(**fields) -> DatasetSpec:
 def conversations(path, *, answers_needed=False, **fields):
     tally = Tally()
     return list(read(path, spec(**fields), tally, answers_needed=answers_needed)), tally
+
+
+def probe(path, spec, limit, *, answers_needed, pointer=None) -> Tally:
+    """A look at the beginning of a file, and the judgement about it."""
+    tally = Tally()
+    for _ in read(path, spec, tally, answers_needed=answers_needed, pointer=pointer, beginning=True):
+        pass
+    judge_beginning(path, tally, limit, pointer=pointer)
+    return tally
 
 
 def refused(path, kind, *, limit=0.0, answers_needed=False, **fields) -> DatasetFault:
@@ -157,7 +167,44 @@ def test_a_line_that_is_too_long_is_skipped_and_the_next_one_read(tmp_path, monk
     found, tally = conversations(path)
 
     assert [c.messages[0]["content"] for c in found] == ["short"]
-    assert tally.kinds == {DatasetNotJsonl: 1}
+    assert tally.kinds == {DatasetLineTooLong: 1}
+
+
+def test_a_line_that_is_too_long_is_named_by_file_and_number(tmp_path):
+    path = file_of(tmp_path, {"prompt": "short"}, {"prompt": "x" * (4 << 20)})
+
+    error = refused(path, DatasetLineTooLong)
+
+    assert str(path) in error.detail
+    assert "line 2: longer than 4194304 bytes" in error.detail
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path):
+    with (tmp_path / "endless.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+
+    assert "line 1: longer than" in refused(tmp_path / "endless.jsonl", DatasetLineTooLong).detail
+
+
+def test_blank_lines_without_end_are_not_read_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "SAMPLE_BYTES", 1000)
+    (tmp_path / "blank.jsonl").write_text("\n" * 2000 + '{"prompt": "a"}\n')
+
+    assert "in its first 1000 bytes" in refused(tmp_path / "blank.jsonl", DatasetEmpty, limit=1.0).detail
+
+
+def test_a_file_that_is_too_long_to_count_has_the_benefit_of_the_doubt(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "COUNTED_BYTES", 1000)
+    path = file_of(tmp_path, *["{"] * 100, *({"prompt": str(i)} for i in range(2 * SAMPLE_LINES)))
+
+    assert probe(path, spec(), 0.01, answers_needed=False).bad == 100
+    refused(path, DatasetNotJsonl, limit=0.0)
+
+
+def test_a_conversation_of_thousands_of_turns_is_refused(tmp_path):
+    turns = [ASK, ANSWER] * 500 + [ASK]
+
+    assert "1001 turns" in refused(file_of(tmp_path, {"messages": turns}), DatasetFormat).detail
 
 
 def test_a_file_that_is_not_utf8_is_not_jsonl(tmp_path):

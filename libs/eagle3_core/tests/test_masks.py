@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from eagle3_core.data.masks import supervise
-from eagle3_core.data.templates import Chat, ChatTemplate
+from eagle3_core.data.templates import Chat, ChatTemplate, TemplateRefusal
 from eagle3_core.testing import CHATML, tiny_tokenizer
 
 END = "<|im_end|>"
@@ -179,3 +179,62 @@ def test_a_token_that_would_span_prompt_and_answer_is_cut_where_serving_cuts_it(
 
     assert spans(mine, messages) == ["\nb" + END]
     assert masked.input_ids[: masked.loss_mask.index(1)] == mine.prompt(messages[:1])
+
+
+def slow(chat: Chat) -> Chat:
+    """The same chat, every prefix of a text encoded anew."""
+    chat.splits_at_control = False
+    return chat
+
+
+def metaspace() -> Tokenizer:
+    """A tokenizer that sets a space in front of whatever text it begins with, as Llama 2's does."""
+    tokenizer = tiny_tokenizer(320)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
+
+
+def greedy_space() -> Tokenizer:
+    """A tokenizer whose control token takes the space behind it."""
+    tokenizer = tiny_tokenizer(320)
+    tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False, rstrip=True)])
+    return tokenizer
+
+
+@given(
+    st.lists(texts, min_size=2, max_size=9),
+    st.sampled_from([CHATML, QWEN, LLAMA2, TAGGED, ENDLESS]),
+    st.sampled_from([lambda: tiny_tokenizer(320), metaspace, greedy_space]),
+)
+def test_what_is_encoded_piece_by_piece_is_what_every_prefix_encodes_to(turns, template, tokenizer):
+    messages, quick = talk(*turns), chat(template, tokenizer=tokenizer())
+
+    assert outcome(quick, messages) == outcome(slow(chat(template, tokenizer=tokenizer())), messages)
+
+
+def outcome(chat: Chat, messages) -> object:
+    try:
+        return supervise(chat, messages)
+    except TemplateRefusal as refusal:
+        return str(refusal)
+
+
+@given(st.lists(texts, min_size=2, max_size=9), st.integers(1, 60), st.sampled_from([CHATML, TAGGED, ENDLESS]))
+def test_a_limit_changes_nothing_before_it(turns, limit, template):
+    messages = talk(*turns)
+    whole, cut = supervise(chat(template), messages), supervise(chat(template), messages, limit)
+
+    assert (cut.input_ids[:limit], cut.loss_mask[:limit]) == (whole.input_ids[:limit], whole.loss_mask[:limit])
+    assert (len(cut.input_ids) > limit) == (len(whole.input_ids) > limit)
+
+
+def test_turns_behind_the_limit_cost_nothing():
+    mine, seen = chat(), []
+    render = mine.template.render
+    mine.template.render = lambda messages, **how: seen.append(len(messages)) or render(messages, **how)
+
+    supervise(mine, talk(*["word " * 5] * 600), limit=100)
+
+    assert len(seen) < 30

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from eagle3_core.digests import digest_file
 from eagle3_core.errors import AerieError
@@ -117,17 +119,68 @@ def test_a_draft_vocabulary_above_the_verifiers(folder, job):
 
 
 def test_a_start_from_a_layer_that_is_no_llama_layer(folder, job):
-    from safetensors.numpy import load_file, save_file
-
-    weights = folder / "verifier" / "model.safetensors"
-    tensors = load_file(weights)
-    save_file({**tensors, "model.layers.7.self_attn.q_norm.weight": tensors["model.norm.weight"]}, weights)
+    weights, config = folder / "verifier" / "model.safetensors", folder / "verifier" / "config.json"
+    norms = {f"model.layers.{i}.self_attn.{x}_norm.weight": np.ones(8, np.float32) for i in range(8) for x in "qk"}
+    save_file({**load_file(weights), **norms}, weights)
+    config.write_text(config.read_text().replace('"llama"', '"qwen3"'))
     job["training"]["init"] = "verifier_layer"
 
     error = refusal(job, folder)
 
     assert said(error) == ("training.init", "/training/init")
     assert "self_attn.q_norm.weight" in error.detail
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"final_logit_softcapping": 30.0}, "drafter.verifier", "final_logit_softcapping"),
+        ({"logits_scaling": 8.0}, "drafter.verifier", "logits_scaling"),
+        ({"logits_scaling": True}, "drafter.verifier", "logits_scaling"),
+        ({"hidden_act": "relu2"}, "drafter.verifier", "relu2"),
+        ({"hidden_act": ["silu"]}, "drafter.verifier", "hidden_act"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "drafter.verifier", "dynamic"),
+        ({"rope_parameters": {"rope_type": True}}, "drafter.verifier", "'True'"),
+        ({"rope_parameters": "yarn"}, "verifier.config", "an object is needed"),
+        ({"rope_parameters": [1]}, "verifier.config", "an object is needed"),
+        ({"rope_parameters": {**YARN}}, "verifier.config", "yarn without factor"),
+        ({"rope_parameters": {**YARN, "factor": True}}, "verifier.config", "factor=True"),
+        ({"rope_parameters": {**YARN, "factor": "4"}}, "verifier.config", "factor='4'"),
+        ({"rope_parameters": {**YARN, "factor": 0}}, "verifier.config", "factor of 0"),
+        ({"rope_parameters": {**YARN, "factor": 4, "beta_fast": -1}}, "verifier.config", "beta_fast=-1"),
+        ({"rope_parameters": {**LLAMA3}}, "verifier.config", "without low_freq_factor, high_freq_factor"),
+        (
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "verifier.config", "not below high_freq_factor",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": False}}, "verifier.config", "rope_theta=False"),
+        ({"rms_norm_eps": True}, "verifier.config", "rms_norm_eps=True"),
+        ({"rms_norm_eps": -1e-5}, "verifier.config", "rms_norm_eps=-1e-05"),
+        ({"initializer_range": "0.02"}, "verifier.config", "initializer_range='0.02'"),
+        ({"kv_lora_rank": True}, "verifier.config", "kv_lora_rank=True"),
+    ],
+)  # fmt: skip
+def test_a_verifier_that_no_drafter_can_be_built_for(folder, job, fields, code, says):
+    config = folder / "verifier" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+
+    error = refusal(job, folder)
+
+    assert said(error) == (code, "/verifier/model")
+    assert says in error.detail
+
+
+def test_a_verifier_whose_heads_make_no_drafter(folder, job):
+    job["verifier"]["model"] = str(tiny_verifier(folder / "odd", hidden=36))
+
+    error = refusal(job, folder)
+
+    assert said(error) == ("drafter.verifier", "/verifier/model")
+    assert "of size 9" in error.detail
 
 
 def test_a_start_from_a_llama_layer_is_fine(folder, job):
@@ -260,3 +313,88 @@ def test_a_few_broken_lines_are_a_warning(folder, job):
         file.write("{\n")
 
     assert "1 of the first 13 lines" in preflight(parse_job(job), [folder]).warnings[0]
+
+
+def respelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same questions with another id, case, spacing and system turn."""
+    rule = {"role": "system", "content": "Be brief."}
+    asks = [row["messages"][0]["content"].upper().replace(" ", "  ") + "\n" for row in rows]
+    return [{"id": f"other-{i}", "messages": [rule, {"role": "user", "content": ask}]} for i, ask in enumerate(asks)]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_prompts_that_both_train_and_measure_are_counted_in_a_warning_whatever_their_spelling(folder, answered):
+    job = tiny_job(folder, answered=answered)
+    write_jsonl(folder / "eval.jsonl", [*respelled(tiny_conversations(3)), *tiny_conversations(2, first=10_000)])
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert "3 of the 12 training conversations ask held-out prompts" in warning
+
+
+def test_a_question_within_a_longer_conversation_is_found(folder, job):
+    unanswered(job)
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": text}
+        for i, text in enumerate(("one", "two", "three", "four"))
+    ]
+    write_jsonl(folder / "train.jsonl", [{"messages": turns}, *tiny_conversations(1, answered=True)])
+    write_jsonl(folder / "eval.jsonl", [{"prompt": "ONE"}])
+
+    assert "1 of the 2 training" in preflight(parse_job(job), [folder]).warnings[0]
+
+
+def test_held_out_prompts_that_are_all_that_trains_are_refused_whatever_their_spelling(folder, job):
+    write_jsonl(folder / "eval.jsonl", respelled(tiny_conversations(12)))
+
+    assert said(refusal(job, folder)) == ("evaluation.overlap", "/evaluation/prompts")
+
+
+def test_a_long_data_set_that_shares_its_beginning_is_only_warned_about(folder, job):
+    write_jsonl(folder / "train.jsonl", tiny_conversations(1001))
+    write_jsonl(folder / "eval.jsonl", respelled(tiny_conversations(1000)))
+
+    assert "1000 of the first 1000" in preflight(parse_job(job), [folder]).warnings[0]
+
+
+def test_a_file_that_is_named_twice_is_digested_once(folder, job, monkeypatch):
+    asked = []
+    monkeypatch.setattr("eagle3_core.jobs.preflight.fingerprint", lambda path: asked.append(path) or digest_file(path))
+    job["datasets"] = [{"uri": str(folder / "train.jsonl")}, {"uri": (folder / "train.jsonl").as_uri()}]
+
+    checked = preflight(parse_job(job), [folder])
+
+    assert asked == [folder / "train.jsonl", folder / "eval.jsonl"]
+    assert len(checked.sources) == 4
+
+
+def test_a_verifier_with_a_link_that_leads_out_of_the_roots(folder, job):
+    (folder / "in").mkdir()
+    job["verifier"]["model"] = str((folder / "verifier").rename(folder / "in" / "verifier"))
+    for name in ("train.jsonl", "eval.jsonl"):
+        (folder / name).rename(folder / "in" / name)
+    job["datasets"][0]["uri"], job["evaluation"]["prompts"][0]["uri"] = (
+        str(folder / "in" / n) for n in ("train.jsonl", "eval.jsonl")
+    )
+    template = folder / "in" / "verifier" / "chat_template.jinja"
+    template.rename(folder / "secret")
+    template.symlink_to(folder / "secret")
+
+    assert said(refusal(job, folder / "in")) == ("source.not_allowed", "/verifier/model")
+    assert preflight(parse_job(job), [folder]).warnings == ()
+
+
+def test_a_data_set_that_vanishes_while_it_is_looked_at(folder, job, monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr("eagle3_core.jobs.preflight.fingerprint", gone)
+
+    assert said(refusal(job, folder)) == ("dataset.missing", "/datasets/0/uri")
+
+
+def test_what_is_tried_is_bounded_and_the_rest_left_to_prepare(folder, job, monkeypatch):
+    monkeypatch.setattr("eagle3_core.jobs.preflight.TRIED_CHARS", 100)
+    job["data"]["max_seq_len"] = 8
+
+    assert preflight(parse_job(job), [folder]).sources

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from eagle3_core.confined import Limits
+from eagle3_core.data.corpus import training_samples
 from eagle3_core.data.templates import Chat
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.digests import digest_file
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.preflight import preflight
@@ -203,6 +206,30 @@ def test_a_data_set_that_vanished_is_missing(tmp_path):
     assert (error.code, error.pointer) == ("dataset.missing", "/evaluation/prompts/0/uri")
 
 
+def test_a_data_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+
+    def change(*args: Any) -> Any:
+        write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
+        return training_samples(*args)
+
+    monkeypatch.setattr("eagle3_core.stages.prepare.training_samples", change)
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("dataset.changed", "/datasets/0/uri")
+
+
+def test_the_same_question_in_another_spelling_is_not_trained_on(tmp_path):
+    job = tiny_job(tmp_path)
+    asks = [row["messages"][0]["content"].upper() for row in tiny_conversations(5)]
+    write_jsonl(tmp_path / "eval.jsonl", [{"prompt": f" {ask}\n"} for ask in asks])
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert (result["dropped"], len(train)) == ({"in_evaluation": 5}, 7)
+
+
 def test_a_verifier_that_changed_since_the_job_was_posted_is_refused(tmp_path):
     ctx = context(tmp_path, tiny_job(tmp_path))
     tiny_verifier(tmp_path / "verifier", seed=1)
@@ -244,10 +271,11 @@ def test_data_of_which_nothing_is_supervised_is_refused(tmp_path):
 
 def test_training_prompts_that_are_all_held_out_are_refused(tmp_path):
     job = tiny_job(tmp_path)
-    rows = tiny_conversations(12)
-    write_jsonl(tmp_path / "eval.jsonl", reversed(rows))
+    sources = preflight(parse_job(job), [tmp_path]).sources
+    write_jsonl(tmp_path / "eval.jsonl", reversed(tiny_conversations(12)))
+    changed = {**sources, str(tmp_path / "eval.jsonl"): digest_file(tmp_path / "eval.jsonl")}
 
-    error = refusal(context(tmp_path, job))
+    error = refusal(stage_context(tmp_path, "prepare", job, sources=changed))
 
     assert (error.code, error.pointer) == ("evaluation.overlap", "/evaluation/prompts")
 
@@ -261,62 +289,56 @@ def test_answers_to_held_out_prompts_are_not_trained_on(tmp_path):
     assert (result["dropped"], len(train)) == ({"in_evaluation": 5}, 7)
 
 
-class SmallStore(LocalStore):
-    """A store with a known amount of room."""
-
-    room = 0
-
-    def free_bytes(self) -> int | None:
-        return self.room
-
-
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_store_too_small_for_the_states_is_refused_to_the_byte(tmp_path, answered):
-    job = tiny_job(tmp_path, answered=answered)
-    store = SmallStore(tmp_path / "small")
-    store.room = 1 << 40
-    needed = outcome(context(tmp_path, job, store=store))[0]["states_bytes"]
-
-    store.room = needed
-    registry.run(context(tmp_path, job, store=store))
-    empty = SmallStore(tmp_path / "empty")
-    empty.room = needed - 1
-    error = refusal(context(tmp_path, job, store=empty))
-
-    assert (error.code, error.status, error.pointer) == ("store.too_small", 507, "/data")
-    assert error.context == {"needed_bytes": needed, "free_bytes": needed - 1}
-
-
-def test_the_bytes_of_the_states_are_those_of_the_longest_answers(tmp_path):
-    job = tiny_job(tmp_path, train=1)
+def test_prepare_says_how_many_bytes_the_states_will_need(tmp_path, answered):
+    job = tiny_job(tmp_path, train=1, answered=answered)
 
     result, train, _ = outcome(context(tmp_path, job))
 
-    prompt, answer, element, hidden = train.tokens, 12, 4, 32
-    aux = (prompt + answer) * (3 * hidden * element + 4 + 1)
-    final = (answer + 1) * (hidden * element + 4)
-    assert result["states_bytes"] == aux + final
+    aux_of_a_token, final_of_a_label = 3 * 32 * 2 + 4 + 1, 32 * 2 + 4
+    if answered:
+        exact = (
+            train.tokens * aux_of_a_token + (train.supervised_tokens + 2) * final_of_a_label
+        )  # one before, one behind
+        assert (result["states_bytes_least"], result["states_bytes"]) == (exact, exact)
+    else:
+        shortest, longest = (
+            (train.tokens + answer) * aux_of_a_token + (answer + 1) * final_of_a_label for answer in (1, 12)
+        )
+        assert (result["states_bytes_least"], result["states_bytes"]) == (shortest, longest)
 
 
-def test_half_the_precision_needs_about_half_the_bytes(tmp_path):
+def test_the_bytes_do_not_depend_on_the_verifiers_precision(tmp_path):
     job = tiny_job(tmp_path)
     full = outcome(context(tmp_path, job))[0]["states_bytes"]
     job["verifier"]["dtype"] = "bfloat16"
 
-    half = outcome(context(tmp_path, job))[0]["states_bytes"]
+    assert outcome(context(tmp_path, job))[0]["states_bytes"] == full
 
-    assert 0.5 < half / full < 0.51
+
+def test_a_template_that_costs_too_much_ends_the_job_and_not_the_worker(tmp_path, monkeypatch):
+    job = tiny_job(tmp_path)
+    template = tmp_path / "verifier" / "chat_template.jinja"
+    spin = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template.write_text("{% if 'number 7' in messages[0].content %}" + spin + "{% endif %}" + template.read_text())
+    monkeypatch.setattr("eagle3_core.stages.prepare.LIMITS", Limits(cpu_s=1, wall_s=300, memory_bytes=3 << 30))
+
+    error = refusal(context(tmp_path, job))
+
+    assert (error.code, error.pointer, error.status) == ("verifier.encoding_cost", "/verifier/model", 422)
+    assert "more than 1 s of CPU time" in error.detail
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(tmp_path):
     job = tiny_job(tmp_path)
+    ctx = context(tmp_path, job)
     tiny_verifier(tmp_path / "verifier", vocab=280)
     tiny_verifier(tmp_path / "large", vocab=400)
     (tmp_path / "large" / "tokenizer.json").replace(tmp_path / "verifier" / "tokenizer.json")
 
-    error = refusal(context(tmp_path, job))
+    error = refusal(ctx)
 
-    assert (error.code, error.pointer) == ("verifier.tokenizer", "/verifier/model")
+    assert (error.code, error.pointer) == ("verifier.mismatch", "/verifier/model")
 
 
 def test_a_stop_is_honoured_between_conversations(tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eagle3_core.data.templates import FIXED_DAY, Chat, ChatTemplate, TemplateRefusal, load_tokenizer
+from eagle3_core.data.templates import FIXED_DAY, Chat, ChatTemplate, TemplateRefusal, load_tokenizer, prints_date
 from eagle3_core.testing import CHATML, tiny_tokenizer, tiny_verifier
 from eagle3_core.verifier.folder import VerifierTemplate, VerifierTokenizer
 from eagle3_core.verifier.identity import inspect
@@ -35,10 +35,11 @@ def test_json_in_a_template_is_not_escaped_for_html():
 
 
 def test_a_template_that_prints_the_date_prints_one_fixed_day():
-    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
+    source = "{{ strftime_now('%d %b %Y') }}"
 
-    assert template.prints_date
-    assert datetime.datetime.strptime(template.render(TALK), "%d %b %Y").date() == FIXED_DAY.date()
+    assert prints_date(source)
+    assert not prints_date(CHATML)
+    assert datetime.datetime.strptime(render(source), "%d %b %Y").date() == FIXED_DAY.date()
 
 
 def test_what_a_template_refuses_it_refuses_in_its_own_words():
@@ -56,11 +57,22 @@ def test_what_a_template_refuses_it_refuses_in_its_own_words():
         "{{ messages[0].content + 3 }}",
         "{{ messages[9].content.upper() }}",
         "{{ 1 // 0 }}",
+        "{{ 'x' * 10**18 }}",
+        "{{ 10.0 ** 400 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
 def test_a_template_that_reaches_out_or_breaks_is_refused(source):
     with pytest.raises(TemplateRefusal):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% if 1 %}" * 200 + "{% endif %}" * 200]
+)
+def test_a_template_nested_too_deeply_is_the_verifiers_fault(source):
+    with pytest.raises(VerifierTemplate, match="does not compile"):
+        ChatTemplate(source, {})
 
 
 def test_a_template_that_does_not_compile_is_the_verifiers_fault():

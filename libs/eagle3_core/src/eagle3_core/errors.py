@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from eagle3_core.text import sayable
+
 _BY_CODE: dict[str, type[AerieError]] = {}
 
 
@@ -28,11 +30,11 @@ class AerieError(Exception):
 
         Where several fields are wrong, context `faults` lists them all: [{"pointer": ..., "detail": ...}].
         """
-        super().__init__(detail)
-        self.detail = detail
-        self.remedy = remedy
-        self.pointer = pointer
-        self.context = context
+        self.detail: str = sayable(detail)
+        super().__init__(self.detail)
+        self.remedy: str = sayable(remedy)
+        self.pointer: str | None = sayable(pointer)
+        self.context: dict[str, Any] = sayable(context)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

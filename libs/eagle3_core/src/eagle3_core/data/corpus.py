@@ -35,12 +35,10 @@ class Source:
     pointer: str
     """JSON pointer of its URI."""
 
-    def usable(
-        self, tally: Tally, *, answers_needed: bool = False, max_lines: int | None = None
-    ) -> Iterator[Conversation]:
+    def usable(self, tally: Tally, *, answers_needed: bool = False, beginning: bool = False) -> Iterator[Conversation]:
         """Its usable lines; see `datasets.read`."""
         return read(
-            self.path, self.spec, tally, answers_needed=answers_needed, pointer=self.pointer, max_lines=max_lines
+            self.path, self.spec, tally, answers_needed=answers_needed, pointer=self.pointer, beginning=beginning
         )
 
 
@@ -62,8 +60,11 @@ def no_progress(done: int, total: int) -> None:
 
 def held_out_prompts(
     sources: Sequence[Source], sampler: Sampler, *, max_prompts: int | None, bad_rows_limit: float
-) -> TokenSet:
-    """The prompts that will measure the drafter, in order. Raises DatasetFault, DataTooShort."""
+) -> tuple[TokenSet, frozenset[bytes]]:
+    """The prompts that will measure the drafter, in order, and their keys (`overlap`).
+
+    Raises DatasetFault, DataTooShort, EncodingTooCostly.
+    """
     samples: list[Sample] = []
     for source in sources:
         tally = Tally()
@@ -77,20 +78,20 @@ def held_out_prompts(
         judge(source.path, tally, bad_rows_limit, pointer=source.pointer)
     if not samples:
         raise sampler.nothing_left("/evaluation/prompts")
-    return _token_set(samples)
+    return _token_set(samples), frozenset(sample.prompts[-1] for sample in samples)
 
 
 def training_samples(
     sources: Sequence[Source],
     data: Data,
     sampler: Sampler,
-    held_out: TokenSet,
+    held_out: frozenset[bytes],
     progress: Callable[[int, int], None] = no_progress,
 ) -> tuple[TokenSet, dict[str, int]]:
     """The samples to train on, and how many lines were dropped by reason.
 
-    `progress` is told (done, total) and may raise to stop. Raises DatasetFault, DataTooShort, DataAllMasked,
-    HeldOutOverlap.
+    `held_out` are the keys of the prompts that will measure the drafter (`overlap`); `progress` is told (done, total) and
+    may raise to stop. Raises DatasetFault, DataTooShort, DataAllMasked, HeldOutOverlap, EncodingTooCostly.
     """
     answers_needed = not data.regenerate.enabled
     dropped: Counter[str] = Counter()
@@ -153,26 +154,20 @@ def _drawn(sources: Sequence[Source], chosen: Sequence[NDArray[np.int64]], *, an
                 yield _Drawn(index, (wanted[row] + 0.5) / len(wanted), row + 1, conversation)
 
 
-def _apart(samples: Iterable[Sample], held_out: TokenSet, dropped: Counter[str], *, unique: bool) -> Iterator[Sample]:
+def _apart(
+    samples: Iterable[Sample], held_out: frozenset[bytes], dropped: Counter[str], *, unique: bool
+) -> Iterator[Sample]:
     """`samples` that answer no held-out prompt; with `unique`, each token sequence once."""
-    prompts = {held_out.sample(i)[0].tobytes() for i in range(len(held_out))}
     seen: set[bytes] = set()
     for sample in samples:
         whole = sample.input_ids.tobytes()
-        if any(prompt in prompts for prompt in _prompts(sample)):
+        if not held_out.isdisjoint(sample.prompts):
             dropped[HELD_OUT] += 1
         elif unique and whole in seen:
             dropped[DUPLICATE] += 1
         else:
             seen.add(whole)
             yield sample
-
-
-def _prompts(sample: Sample) -> Iterator[bytes]:
-    """What comes before each answer of a sample; all of it where there is none yet."""
-    starts = np.flatnonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1) + 1
-    for stop in starts if len(starts) else [len(sample.input_ids)]:
-        yield sample.input_ids[:stop].tobytes()
 
 
 def _token_set(samples: Sequence[Sample]) -> TokenSet:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import stat
 import zlib
@@ -41,8 +42,11 @@ MAX_EXPANSION = 100
 """A gzip file may grow by this factor: text shrinks by 3 to 10, a bomb by 1,000."""
 MIN_UNPACKED_BYTES = 1 << 30
 """What any gzip file may grow to."""
-SAMPLE_LINES = 1000
-"""Lines that `probe` looks at."""
+SAMPLE_LINES, SAMPLE_BYTES = 1000, 32 << 20
+"""Lines of a file's beginning, and bytes of them."""
+STOPPED = 0
+COUNTED_BYTES = 256 << 20
+"""Bytes in which lines are counted, to judge a file by its beginning."""
 EXAMPLES_KEPT = 5
 REASONS_KEPT = 20
 
@@ -53,6 +57,8 @@ class Tally:
 
     lines: int = 0
     """Lines that hold something."""
+    whole: bool = False
+    """Whether the file was read to its end."""
     good: int = 0
     reasons: Counter[str] = field(default_factory=Counter[str])
     kinds: Counter[type[DatasetFault]] = field(default_factory=Counter[type[DatasetFault]])
@@ -81,17 +87,19 @@ def read(
     *,
     answers_needed: bool,
     pointer: str | None = None,
-    max_lines: int | None = None,
+    beginning: bool = False,
 ) -> Iterator[Conversation]:
     """The usable lines of `path`, in order, at most `spec.max_samples`; what became of each line goes into `tally`.
 
-    `answers_needed` says that a line without an assistant turn is of no use; `max_lines` ends the reading early.
-    Raises DatasetMissing, and DatasetFormat for a file that is compressed beyond reason.
+    `answers_needed` says that a line without an assistant turn is of no use; `beginning` ends the reading after SAMPLE_LINES
+    or SAMPLE_BYTES. Raises DatasetMissing, and DatasetFormat for a file that is compressed beyond reason.
     """
     shape: Format | None = None if spec.format == "auto" else spec.format
     source = path.name.split(".")[0]
-    for number, raw in _lines(path, pointer):
-        if tally.good == spec.max_samples or tally.lines == max_lines:
+    for number, raw in _lines(path, pointer, SAMPLE_BYTES if beginning else None):
+        if tally.good == spec.max_samples:
+            break
+        if number == STOPPED or (beginning and tally.lines == SAMPLE_LINES):
             return
         if raw is not None and not raw.strip():
             continue
@@ -105,39 +113,42 @@ def read(
             continue
         tally.good += 1
         yield conversation
+    tally.whole = True
 
 
 def judge(
-    path: Path, tally: Tally, bad_rows_limit: float, *, lines: int | None = None, pointer: str | None = None
+    path: Path, tally: Tally, bad_rows_limit: float, *, lines: float | None = None, pointer: str | None = None
 ) -> None:
     """Raise the fault of the most frequent kind if nothing is usable or more than the limit is not.
 
-    `lines` is the number of lines in the whole file where `tally` saw only its beginning.
+    `lines` is the number of lines in the whole file where `tally` saw only its beginning (infinity: nobody knows).
     """
     if tally.lines == 0:
-        raise fault(DatasetEmpty, f"{path} holds no line", pointer)
-    if tally.good and tally.bad <= bad_rows_limit * max(lines or 0, tally.lines):
+        where = "" if tally.whole else f" in its first {SAMPLE_BYTES} bytes"
+        raise fault(DatasetEmpty, f"{path} holds no line{where}", pointer)
+    total = max(lines or 0, tally.lines)
+    allowed = bad_rows_limit * total if bad_rows_limit else 0
+    if tally.bad == 0 or (tally.good and tally.bad <= allowed):
         return
     kind = tally.kinds.most_common(1)[0][0]
     share = f"{tally.bad} of {tally.lines} lines of {path} cannot be used (limit {bad_rows_limit:.2%})"
     raise fault(kind, f"{share}; {'; '.join(tally.examples[kind])}", pointer)
 
 
-def probe(
-    path: Path, spec: DatasetSpec, bad_rows_limit: float, *, answers_needed: bool, pointer: str | None = None
-) -> Tally:
-    """Read the first SAMPLE_LINES lines; refuse a file in which none is usable, or which must end above the limit.
-
-    Raises DatasetFault.
-    """
-    tally = Tally()
-    for _ in read(path, spec, tally, answers_needed=answers_needed, pointer=pointer, max_lines=SAMPLE_LINES):
-        pass
-    lines = None
-    if tally.bad and tally.lines == SAMPLE_LINES:
-        lines = sum(1 for _, raw in _lines(path, pointer) if raw is None or raw.strip())
+def judge_beginning(path: Path, tally: Tally, bad_rows_limit: float, *, pointer: str | None = None) -> None:
+    """`judge` a file of which only the beginning was read: refuse what has no usable line there, or must end above the limit."""
+    lines = None if tally.whole or not tally.bad else _count(path, pointer)
     judge(path, tally, bad_rows_limit, lines=lines, pointer=pointer)
-    return tally
+
+
+def _count(path: Path, pointer: str | None) -> float:
+    """Lines of a file that hold something; infinity where counting them would take long."""
+    lines = 0
+    for number, raw in _lines(path, pointer, COUNTED_BYTES):
+        if number == STOPPED:
+            return math.inf
+        lines += raw is None or bool(raw.strip())
+    return lines
 
 
 def mix(
@@ -178,8 +189,9 @@ def _quotas(counts: Sequence[int], weights: Sequence[float], max_samples: int | 
     return quotas
 
 
-def _lines(path: Path, pointer: str | None) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines of a plain or gzip file; None stands for one that is too long."""
+def _lines(path: Path, pointer: str | None, stop: int | None) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines of a plain or gzip file; None stands for one that is too long, the number STOPPED for what lies behind
+    the first `stop` bytes."""
     try:
         size = _regular_size(path, pointer)
         with path.open("rb") as plain:
@@ -187,7 +199,7 @@ def _lines(path: Path, pointer: str | None) -> Iterator[tuple[int, bytes | None]
             plain.seek(0)
             stream = cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if packed else plain
             budget = max(MIN_UNPACKED_BYTES, MAX_EXPANSION * size) if packed else None
-            yield from _split(stream, budget, path, pointer)
+            yield from _split(stream, budget, stop, path, pointer)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise fault(DatasetFormat, f"{path} is a damaged gzip file: {error}", pointer) from error
     except OSError as error:
@@ -195,23 +207,30 @@ def _lines(path: Path, pointer: str | None) -> Iterator[tuple[int, bytes | None]
 
 
 def _split(
-    stream: IO[bytes], budget: int | None, path: Path, pointer: str | None
+    stream: IO[bytes], budget: int | None, stop: int | None, path: Path, pointer: str | None
 ) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines. One that is too long is told at once, and skipped when the next one is asked for."""
     seen = 0
-    for number in itertools.count(1):
-        line = stream.readline(MAX_LINE_BYTES + 1)
-        if not line:
-            return
-        whole = len(line) <= MAX_LINE_BYTES
-        seen += len(line)
-        while not whole and not line.endswith(b"\n"):
-            line = stream.readline(MAX_LINE_BYTES)
-            seen += len(line)
-            if not line or (budget is not None and seen > budget):
-                break
+
+    def piece(length: int) -> bytes:
+        nonlocal seen
+        got = stream.readline(length)
+        seen += len(got)
         if budget is not None and seen > budget:
             raise fault(DatasetFormat, f"{path} unpacks to more than {budget} bytes, which text does not", pointer)
+        return got
+
+    for number in itertools.count(1):
+        if stop is not None and seen >= stop:
+            yield STOPPED, None
+        if not (line := piece(MAX_LINE_BYTES + 1)):
+            return
+        whole = len(line) <= MAX_LINE_BYTES
         yield number, line if whole else None
+        while not whole and line and not line.endswith(b"\n"):
+            line = piece(MAX_LINE_BYTES)
+            if stop is not None and seen >= stop:
+                break
 
 
 def _regular_size(path: Path, pointer: str | None) -> int:

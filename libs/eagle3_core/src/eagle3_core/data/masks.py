@@ -48,17 +48,30 @@ class _Answer:
     ended: bool
 
 
-def supervise(chat: Chat, messages: Sequence[Message]) -> Masked:
-    """Tokens and mask of an answered conversation; a last turn of the user's is left out. Raises TemplateRefusal."""
+def supervise(chat: Chat, messages: Sequence[Message], limit: int | None = None) -> Masked:
+    """Tokens and mask of an answered conversation; a last turn of the user's is left out. Raises TemplateRefusal.
+
+    With a `limit`, turns behind the first `limit` tokens are not looked at: what is returned is then longer than the limit,
+    right up to there, and counts only what was looked at.
+    """
     if messages and messages[-1]["role"] == "user":
         messages = messages[:-1]
     full = chat.template.render(messages)
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     marked = chat.template.answer_spans(messages, full) if chat.template.marks_answers else []
-    answers = [_answer(chat, messages, i, full, marked) for i in turns]
-    kept = [answer for answer in answers if answer is not None]
-    input_ids, loss_mask = _tokens(chat, full, kept)
-    return Masked(input_ids, loss_mask, len(answers) - len(kept), sum(not answer.ended for answer in kept))
+    cutter, rewritten, unended = Cutter(chat, full), 0, 0
+    for turn in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
+        if limit is not None and cutter.tokens > limit:
+            break
+        if (answer := _answer(chat, messages, turn, full, marked)) is None:
+            rewritten += 1
+            continue
+        cutter.cut(answer.start, 0)
+        cutter.cut(answer.stop, 1)
+        unended += not answer.ended
+    else:
+        cutter.cut(len(full), 0)
+    input_ids, loss_mask = cutter.done()
+    return Masked(input_ids, loss_mask, rewritten, unended)
 
 
 def _answer(
@@ -104,24 +117,72 @@ def _until_end(chat: Chat, text: str) -> tuple[str, bool]:
     return text.rstrip(), False
 
 
-def _tokens(chat: Chat, full: str, answers: Sequence[_Answer]) -> tuple[list[int], list[int]]:
-    """Tokens and mask of `full`, cut at the answers' boundaries as an engine that extends a prompt would cut them."""
-    input_ids: list[int] = []
-    loss_mask: list[int] = []
-    place, before = 0, list[int]()
-    cuts = [(stop, flag) for answer in answers for stop, flag in ((answer.start, 0), (answer.stop, 1))]
-    for stop, flag in [*cuts, (len(full), 0)]:
-        whole = chat.encode(full[:stop])
-        piece = whole[len(before) :]
-        if whole[: len(before)] != before:  # a token spans the cut: the prompt keeps its own, the rest is encoded alone
-            piece = chat.encode(full[place:stop])
-            if _text(chat, [*before, *piece]) != _text(chat, whole):
+class Cutter:
+    """Tokens and mask of a text, cut at the answers' boundaries as an engine that extends a prompt would cut them.
+
+    Each cut asks what the text up to there encodes to. Encoding that anew is quadratic in the turns; but a control token
+    ends what a tokenizer looks at, so what follows one can be encoded alone. That is believed of a tokenizer only as long
+    as it holds: the last cut is compared with the whole encoding, and where they differ everything is encoded the slow way.
+    """
+
+    def __init__(self, chat: Chat, full: str) -> None:
+        self._chat, self._full = chat, full
+        self._cuts: list[tuple[int, int]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._ids: list[int] = []
+        self._mask: list[int] = []
+        self._place, self._before = 0, list[int]()
+        self._anchor, self._anchored = 0, list[int]()  # behind a control token: place, and the tokens up to there
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._ids)
+
+    def cut(self, stop: int, flag: int) -> None:
+        """Add the text up to `stop`, supervised if `flag` is 1."""
+        self._cuts.append((stop, flag))
+        whole = self._encode(stop)
+        piece = whole[len(self._before) :]
+        if (
+            whole[: len(self._before)] != self._before
+        ):  # a token spans the cut: the prompt keeps its own, the rest stands alone
+            if self._anchor:
+                return self._again()
+            piece = self._chat.encode(self._full[self._place : stop])
+            if self._text([*self._before, *piece]) != self._text(whole):
                 raise TemplateRefusal("the tokenizer cannot encode an answer apart from its prompt")
-        input_ids += piece
-        loss_mask += [flag] * len(piece)
-        place, before = stop, whole
-    return input_ids, loss_mask
+        self._ids += piece
+        self._mask += [flag] * len(piece)
+        self._place, self._before = stop, whole
+        return None
 
+    def done(self) -> tuple[list[int], list[int]]:
+        """Tokens and mask."""
+        if self._anchor and self._before != self._chat.encode(self._full[: self._place]):
+            self._again()
+        return self._ids, self._mask
 
-def _text(chat: Chat, ids: list[int]) -> str:
-    return chat.tokenizer.decode(ids, skip_special_tokens=False)
+    def _again(self) -> None:
+        """Make every cut again, the slow way."""
+        self._chat.splits_at_control = False
+        cuts, self._cuts = self._cuts, []
+        self._start()
+        for stop, flag in cuts:
+            self.cut(stop, flag)
+
+    def _encode(self, stop: int) -> list[int]:
+        """What the text up to `stop` encodes to."""
+        encoding = self._chat.tokenizer.encode(self._full[self._anchor : stop], add_special_tokens=False)
+        whole = [*self._anchored, *encoding.ids]
+        if self._chat.splits_at_control:
+            behind = [i for i, token in enumerate(encoding.ids) if token in self._chat.special_ids]
+            if behind:
+                self._anchored = whole[: len(self._anchored) + behind[-1] + 1]
+                self._anchor += encoding.offsets[behind[-1]][1]
+        return whole
+
+    def _text(self, ids: list[int]) -> str:
+        return self._chat.tokenizer.decode(ids, skip_special_tokens=False)

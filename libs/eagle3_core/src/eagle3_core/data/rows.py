@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from eagle3_core.errors import AerieError
+from eagle3_core.text import sayable
 
-MAX_LINE_BYTES = 16 << 20
-"""Longest line that is read; a longer one is a fault of its own and is skipped, not held."""
+MAX_LINE_BYTES = 4 << 20
+"""Longest line that is read, a million tokens of English; a longer one is a fault of its own and is skipped, not held."""
+MAX_TURNS = 1000
+"""Most turns of a conversation: each answer is rendered with all that comes before it."""
 MAX_NAME_CHARS = 256
 
 Format = Literal["messages", "sharegpt", "alpaca", "prompts"]
@@ -74,6 +77,12 @@ class DatasetNotJsonl(DatasetFault):
     code = "dataset.not_jsonl"
 
 
+class DatasetLineTooLong(DatasetFault):
+    """A line is longer than any conversation."""
+
+    code = "dataset.line_too_long"
+
+
 class DatasetFormat(DatasetFault):
     """The lines do not have the shape that the job states."""
 
@@ -96,6 +105,7 @@ _REMEDIES: dict[type[DatasetFault], str] = {
     DatasetMissing: "check the path; it must be a file that this process can read",
     DatasetEmpty: "give a file with at least one line",
     DatasetNotJsonl: "write one JSON object per line (a JSON array is not JSON lines; `jq -c .[]` makes it so)",
+    DatasetLineTooLong: f"write one conversation of at most {MAX_LINE_BYTES >> 20} MiB per line, each line ended by a line feed",
     DatasetFormat: "state the format that the lines have (messages, sharegpt, alpaca or prompts), or repair the lines",
     DatasetRoles: "an optional system turn first, then user and assistant in turn; the last turn may be either's",
     DatasetNoAssistant: "set data.regenerate.enabled to true, so that the verifier answers, or give answered conversations",
@@ -128,6 +138,8 @@ def parse(row: Mapping[str, Any], shape: Format, *, name: str, task: str, answer
 
 def check_turns(messages: Sequence[Message], *, answers_needed: bool) -> None:
     """Raise RowFault unless the turns are a conversation: system first, then user and assistant in turn."""
+    if len(messages) > MAX_TURNS:
+        raise RowFault(DatasetFormat, f"{len(messages)} turns, at most {MAX_TURNS} are read")
     turns = messages[1:] if messages and messages[0]["role"] == "system" else messages
     if not turns:
         raise RowFault(DatasetRoles, "no turn of a user")
@@ -156,12 +168,12 @@ def detect(row: Mapping[str, Any]) -> Format:
 def row_of(raw: bytes | None) -> dict[str, Any]:
     """A line as a JSON object; None stands for a line that was too long to read. Raises RowFault."""
     if raw is None:
-        raise RowFault(DatasetNotJsonl, f"longer than {MAX_LINE_BYTES} bytes")
+        raise RowFault(DatasetLineTooLong, f"longer than {MAX_LINE_BYTES} bytes")
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise RowFault(DatasetNotJsonl, "not UTF-8") from None
-    except RecursionError:
+    except (RecursionError, MemoryError):
         raise RowFault(DatasetNotJsonl, "nested too deeply") from None
     except ValueError as error:
         raise RowFault(DatasetNotJsonl, f"not JSON ({str(error).split(':')[0]})") from None
@@ -248,5 +260,5 @@ def _label(row: Mapping[str, Any], keys: Sequence[str], default: str) -> str:
     for key in keys:
         value = row.get(key)
         if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
-            return str(value).encode(errors="replace").decode()[:MAX_NAME_CHARS]
+            return str(sayable(str(value)))[:MAX_NAME_CHARS]
     return default

@@ -8,15 +8,15 @@ answers are the data's own, a sample is the whole conversation with its mask. He
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3_core.data.masks import supervise
-from eagle3_core.data.rows import Conversation, DatasetFormat, Message, fault
-from eagle3_core.data.templates import Chat, TemplateRefusal
+from eagle3_core.data.encoding import ControlText, Encoder
+from eagle3_core.data.overlap import prompt_keys
+from eagle3_core.data.rows import Conversation, DatasetFormat, fault
+from eagle3_core.data.templates import TemplateRefusal
 from eagle3_core.errors import AerieError
 
 MIN_ANSWER_TOKENS = 2
@@ -64,13 +64,15 @@ class Sample:
     """[T]."""
     loss_mask: NDArray[np.uint8]
     """[T]."""
+    prompts: tuple[bytes, ...]
+    """Keys of the prompts that it answers or asks (`overlap`)."""
 
 
 @dataclass
 class Sampler:
     """Makes samples of at most `limit` tokens, and counts what it had to leave out and why."""
 
-    chat: Chat
+    encoder: Encoder
     limit: int
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Conversations that made no sample, by reason."""
@@ -88,8 +90,9 @@ class Sampler:
         last = max(i for i, message in enumerate(conversation.messages) if message["role"] == "user")
         messages = conversation.messages[: last + 1]
         try:
-            self._refuse_control(messages)
-            tokens = self.chat.prompt(messages)
+            tokens = self.encoder.prompt(messages)
+        except ControlText as error:
+            raise self._drop(CONTROL, str(error)) from None
         except TemplateRefusal as error:
             raise self._drop(TEMPLATE, str(error)) from None
         if len(tokens) + MIN_ANSWER_TOKENS > self.limit:
@@ -99,8 +102,9 @@ class Sampler:
     def answered(self, conversation: Conversation) -> Sample:
         """The whole conversation with its answers supervised, cut at the limit. Raises Dropped."""
         try:
-            self._refuse_control(conversation.messages)
-            masked = supervise(self.chat, conversation.messages)
+            masked = self.encoder.answered(conversation.messages, self.limit)
+        except ControlText as error:
+            raise self._drop(CONTROL, str(error)) from None
         except TemplateRefusal as error:
             raise self._drop(TEMPLATE, str(error)) from None
         self.rewritten += masked.rewritten
@@ -133,10 +137,6 @@ class Sampler:
             pointer=pointer,
         )
 
-    def _refuse_control(self, messages: Sequence[Message]) -> None:
-        if (token := self.chat.control_text(messages)) is not None:
-            raise self._drop(CONTROL, f"a turn spells the control token {token}")
-
     def _too_long(self, tokens: int, detail: str) -> Dropped:
         self.shortest = tokens if self.shortest is None else min(self.shortest, tokens)
         return self._drop(LONG, detail)
@@ -147,4 +147,5 @@ class Sampler:
 
 
 def _sample(conversation: Conversation, tokens: list[int], mask: list[int]) -> Sample:
-    return Sample(conversation.id, conversation.task, np.asarray(tokens, np.int32), np.asarray(mask, np.uint8))
+    ids, flags = np.asarray(tokens, np.int32), np.asarray(mask, np.uint8)
+    return Sample(conversation.id, conversation.task, ids, flags, tuple(prompt_keys(conversation)))

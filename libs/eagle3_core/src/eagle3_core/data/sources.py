@@ -6,6 +6,7 @@ A job is posted by somebody who cannot read this machine's disk otherwise, so a 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from eagle3_core.digests import digest_file
 from eagle3_core.errors import AerieError
+
+MAX_ENTRIES = 10_000
+"""Entries of a checkpoint's folder that are looked at; those in use have up to 200."""
 
 
 class SourceScheme(AerieError):
@@ -44,8 +48,20 @@ def resolve(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> P
     return real
 
 
+def resolve_folder(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> Path:
+    """Like `resolve`, for a folder whose files will be read: none of them may be a link that leads outside `roots`."""
+    folder = resolve(uri, roots, pointer=pointer)
+    try:
+        links = [entry.name for entry in itertools.islice(os.scandir(folder), MAX_ENTRIES) if entry.is_symlink()]
+    except OSError:  # no folder, or none that can be read: whoever reads it says so
+        return folder
+    for name in links:
+        _ = resolve(str(folder / name), roots, pointer=pointer)
+    return folder
+
+
 def fingerprint(path: Path) -> str:
-    """Hex BLAKE3 of a file's content: what a stage's key knows a data set by."""
+    """Hex BLAKE3 of a file's content: what a stage's key knows a data set by. Raises OSError."""
     return digest_file(path)
 
 

@@ -2,8 +2,10 @@
 
 The renderer is jinja2 with the settings of transformers' `apply_chat_template` (a test compares the two), because
 importing transformers costs 12 s and a job's first stage takes less. Templates come with checkpoints, so they run in
-jinja's sandbox. Two things differ, and are said: `strftime_now` answers one fixed day, since a sample must not depend on
-when it was made; and text that spells a control token is refused (`control_text`), since it would become that token.
+jinja's sandbox. That bounds neither their time nor their memory: whoever does not trust a checkpoint lets `encoding` run
+this module in a bounded process. Two things differ, and are said: `strftime_now` answers one fixed day, since a sample must
+not depend on when it was made; and text that spells a control token is refused (`control_text`), since it would become
+that token.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ FIXED_DAY = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 PRIVATE_USE = range(0xE000, 0xF8FF)
 """Code points without a meaning, from which the marks of answers are taken."""
+
+
+def prints_date(source: str) -> bool:
+    """Whether a rendering of the chat template `source` depends on the day."""
+    return "strftime_now" in source
 
 
 class TemplateRefusal(Exception):
@@ -78,10 +85,14 @@ class ChatTemplate:
                 f"the chat template does not compile: line {error.lineno}: {error.message}",
                 "copy the template of the model's release again",
             ) from None
+        except Exception as error:  # deep nesting and odd constants make the compiler itself stumble
+            raise refusal(
+                VerifierTemplate,
+                f"the chat template does not compile: {type(error).__name__}: {error}"[:300],
+                "copy the template of the model's release again",
+            ) from None
         self.marks_answers = bool(re.search(r"\{%-?\s*generation\b", source))
         """Whether the template itself says what an assistant writes."""
-        self.prints_date = "strftime_now" in source
-        """Whether a rendering depends on the day."""
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> str:
         """The text of `messages`, with the opening of the assistant's next turn if asked. Raises TemplateRefusal."""
@@ -93,8 +104,8 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise TemplateRefusal(str(error)[:200]) from error
+        except Exception as error:  # a template is a program: whatever it raises is its refusal
+            raise TemplateRefusal(f"{error or type(error).__name__}"[:200]) from error
 
     def answer_spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
         """What the template's `{% generation %}` blocks wrote, as character spans of `text` (= `render(messages)`).
@@ -123,6 +134,8 @@ class Chat:
         self.template = template
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.splits_at_control = True
+        """Whether text behind a control token encodes as it does alone, as far as is known."""
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         texts = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
@@ -131,8 +144,12 @@ class Chat:
     @classmethod
     def of(cls, verifier: Identity) -> Chat:
         """The chat of a verifier. Raises VerifierTokenizer, VerifierTemplate."""
-        template = ChatTemplate(verifier.chat_template, verifier.special_tokens)
-        return cls(template, load_tokenizer(verifier.folder), verifier.eos_token_ids)
+        return cls.load(verifier.folder, verifier.chat_template, verifier.special_tokens, verifier.eos_token_ids)
+
+    @classmethod
+    def load(cls, folder: Path, template: str, special_tokens: Mapping[str, str], eos_token_ids: Sequence[int]) -> Chat:
+        """The chat of the tokenizer in `folder` and the source of a template. Raises VerifierTokenizer, VerifierTemplate."""
+        return cls(ChatTemplate(template, special_tokens), load_tokenizer(folder), eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text: control tokens are recognised, none is added (the template wrote them)."""

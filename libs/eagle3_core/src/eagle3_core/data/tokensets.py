@@ -131,6 +131,12 @@ class TokenSet:
         return len(self.input_ids)
 
     @property
+    def labelled(self) -> int:
+        """Positions whose final state some label rule reads: p with mask[p-1], mask[p] or mask[p+1] (at most, at samples' ends)."""
+        mask = np.pad(self.loss_mask.astype(bool), 1)
+        return int((mask[:-2] | mask[1:-1] | mask[2:]).sum())
+
+    @property
     def supervised_tokens(self) -> int:
         """Number of tokens whose mask is 1."""
         return int(self.loss_mask.sum(dtype=np.int64))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.losses import LK_ETA, LossName

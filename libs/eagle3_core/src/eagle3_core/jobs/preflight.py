@@ -1,36 +1,39 @@
 """What can be known about a job before any compute: that its inputs exist, fit together, and what they hash to.
 
-It runs when a job is posted, in the API's process and in seconds: no torch, no weights, the first thousand lines of each
-data set. What it refuses would otherwise fail after hours; what is only unwise becomes a warning. Its digests are what
-stage keys are made of, and prepare compares them again, so a file that is changed in between is noticed.
+It runs when a job is posted and in seconds: no torch, no weights, the beginning of each data set. What it refuses would
+otherwise fail after hours; what is only unwise becomes a warning. Its digests are what stage keys are made of, and prepare
+compares them again, so a file that is changed in between is noticed.
+
+What it reads was brought by strangers, template and tokenizer included, so the API asks a confined process (`inspection`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from eagle3_core.confined import Say
 from eagle3_core.data.corpus import Source
-from eagle3_core.data.datasets import SAMPLE_LINES, Tally, probe
+from eagle3_core.data.datasets import Tally, judge_beginning
+from eagle3_core.data.encoding import ChatEncoder
+from eagle3_core.data.overlap import last_prompt_key, prompt_keys
+from eagle3_core.data.rows import Conversation, DatasetMissing, fault
 from eagle3_core.data.samples import Dropped, HeldOutOverlap, Sampler
-from eagle3_core.data.sources import fingerprint, resolve
+from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
 from eagle3_core.data.templates import Chat
 from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.train.memory import Demand, Rows
 from eagle3_core.verifier import identity
+from eagle3_core.verifier.agreement import LLAMA_LAYER
 from eagle3_core.verifier.folder import POINTER
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
-LLAMA_LAYER = frozenset({
-    "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
-    "self_attn.v_proj.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
-    "mlp.down_proj.weight",
-})  # fmt: skip
-"""Tensors of a Llama decoder layer. The drafter's layer can be a copy of one that has these and no others."""
+TRIED_CHARS = 4 << 20
+"""Text that is made into tokens to see whether a data set makes a sample: some seconds of work."""
 
 
 class VocabSize(AerieError):
@@ -59,23 +62,63 @@ class Preflight:
     """Most memory that training takes: of a GPU, or of the process where it trains on a CPU (`train.memory`)."""
 
 
-def preflight(spec: JobSpec, file_roots: Sequence[Path]) -> Preflight:
-    """Check `spec` against its verifier and its data.
+@dataclass
+class Look:
+    """What the beginnings of some data sets hold."""
 
-    Raises an AerieError with the pointer of the offending field: `verifier.*`, `vocab.size`, `training.init`,
-    `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `drafter.verifier`, `training.memory`.
+    sampler: Sampler
+    answered: bool
+    """Whether the answers are the data's own."""
+    warnings: list[str] = field(default_factory=list[str])
+    keys: list[tuple[bytes, ...]] = field(default_factory=list[tuple[bytes, ...]])
+    """The prompts' keys of every usable conversation."""
+    whole: bool = True
+    """Whether all files were read to their ends."""
+    usable: bool = False
+    """Whether a sample was made."""
+    tried: int = 0
+    """Characters that were made into tokens without one."""
+
+    def take(self, conversation: Conversation) -> None:
+        """Look at one more conversation."""
+        keys = tuple(prompt_keys(conversation)) if self.answered else (last_prompt_key(conversation),)
+        self.keys.append(keys)
+        if self.usable or self.tried > TRIED_CHARS:
+            return
+        self.tried += sum(len(message["content"]) for message in conversation.messages)
+        try:
+            _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
+        except Dropped:
+            return
+        self.usable = True
+
+
+def nothing(_what: str, _pointer: str | None) -> None:
+    """Tell nobody."""
+
+
+def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> Preflight:
+    """Check `spec` against its verifier and its data; `say` hears what is looked at.
+
+    Raises an AerieError with the pointer of the offending field: `verifier.*`, `drafter.verifier`, `vocab.size`,
+    `training.init`, `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `training.memory`.
     """
-    folder = resolve(spec.verifier.model, file_roots, pointer=POINTER)
+    say("the verifier", POINTER)
+    folder = resolve_folder(spec.verifier.model, file_roots, pointer=POINTER)
     verifier = identity.inspect(folder, revision=spec.verifier.revision)
     layers = resolve_layers(spec.extraction.aux_layers, verifier.num_layers)
     _check_vocab(spec, verifier)
+    _check_drafter(spec, verifier, layers)
     _check_init(spec, verifier)
     train = [_source(d, f"/datasets/{i}/uri", file_roots) for i, d in enumerate(spec.datasets)]
     prompts = [_source(d, f"/evaluation/prompts/{i}/uri", file_roots) for i, d in enumerate(spec.evaluation.prompts)]
-    warnings = [*_warnings(spec, verifier), *_check_lines(spec, train, prompts)]
-    sources = {source.spec.uri: fingerprint(source.path) for source in (*train, *prompts)}
-    _check_held_out(spec, sources)
-    _check_usable(spec, verifier, train, prompts)
+    encoder, answered = ChatEncoder(Chat.of(verifier)), not spec.data.regenerate.enabled
+    limit, bad_rows_limit = min(spec.data.max_seq_len, verifier.max_position_embeddings), spec.data.bad_rows_limit
+    trains = _look(train, Look(Sampler(encoder, limit), answered), bad_rows_limit, "/datasets", say)
+    measures = _look(prompts, Look(Sampler(encoder, limit), False), bad_rows_limit, "/evaluation/prompts", say)
+    sources = _fingerprints([*train, *prompts], say)
+    _check_same_files(spec, sources)
+    warnings = [*_warnings(spec, verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
     peak = _train_peak(spec, folder, layers)
     return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers, peak)
 
@@ -84,43 +127,55 @@ def _source(dataset: DatasetSpec, pointer: str, file_roots: Sequence[Path]) -> S
     return Source(dataset, resolve(dataset.uri, file_roots, pointer=pointer), pointer)
 
 
-def _check_lines(spec: JobSpec, train: Sequence[Source], prompts: Sequence[Source]) -> Iterator[str]:
-    """Warnings about lines that will be left out. Raises DatasetFault when too many are."""
-    for source in (*train, *prompts):
-        tally = probe(
-            source.path,
-            source.spec,
-            spec.data.bad_rows_limit,
-            answers_needed=source in train and not spec.data.regenerate.enabled,
-            pointer=source.pointer,
-        )
-        if tally.bad:
-            yield f"{source.spec.uri}: {tally.bad} of the first {tally.lines} lines cannot be used and are left out"
+def _look(sources: Sequence[Source], look: Look, bad_rows_limit: float, pointer: str, say: Say) -> Look:
+    """Read the beginnings of `sources`, and make tokens of them until one line makes a sample.
 
-
-def _check_usable(spec: JobSpec, verifier: Identity, train: Sequence[Source], prompts: Sequence[Source]) -> None:
-    """Tokenise until one line makes a sample. Raises DataTooShort, DataAllMasked or DatasetFormat when none can.
-
-    Files that are longer than what is looked at here get the benefit of the doubt; prepare reads them whole.
+    Files that are longer than what is looked at get the benefit of the doubt; prepare reads them whole.
     """
-    chat = Chat.of(verifier)
-    limit = min(spec.data.max_seq_len, verifier.max_position_embeddings)
-    regenerate = spec.data.regenerate.enabled
-    for sources, answered, pointer in ((train, not regenerate, "/datasets"), (prompts, False, "/evaluation/prompts")):
-        sampler = Sampler(chat, limit)
-        if not any(_makes_a_sample(source, sampler, answered=answered) for source in sources):
-            raise sampler.nothing_left(pointer)
+    for source in sources:
+        say(source.spec.uri, source.pointer)
+        tally = Tally()
+        for conversation in source.usable(tally, answers_needed=look.answered, beginning=True):
+            look.take(conversation)
+        judge_beginning(source.path, tally, bad_rows_limit, pointer=source.pointer)
+        look.whole &= tally.whole
+        if tally.bad:
+            look.warnings.append(
+                f"{source.spec.uri}: {tally.bad} of the first {tally.lines} lines cannot be used and are left out"
+            )
+    if not look.usable and look.whole and look.tried <= TRIED_CHARS:
+        raise look.sampler.nothing_left(pointer)
+    return look
 
 
-def _makes_a_sample(source: Source, sampler: Sampler, *, answered: bool) -> bool:
-    tally = Tally()
-    for conversation in source.usable(tally, answers_needed=answered, max_lines=SAMPLE_LINES):
-        try:
-            _ = sampler.answered(conversation) if answered else sampler.prompt(conversation)
-        except Dropped:
-            continue
-        return True
-    return tally.lines == SAMPLE_LINES
+def _shared(train: Look, prompts: Look) -> Iterator[str]:
+    """A warning about prompts that both train and measure. Raises HeldOutOverlap where nothing else trains."""
+    held_out = {key for keys in prompts.keys for key in keys}
+    shared = sum(not held_out.isdisjoint(keys) for keys in train.keys)
+    if shared and shared == len(train.keys) and train.whole:
+        raise HeldOutOverlap(
+            f"all {shared} training prompts are held-out prompts too, up to case and spacing",
+            remedy="keep some prompts apart: an acceptance length on training prompts says nothing",
+            pointer="/evaluation/prompts",
+        )
+    if shared:
+        yield (
+            f"{shared} of the {'' if train.whole else 'first '}{len(train.keys)} training conversations ask held-out "
+            "prompts (the same up to case and spacing); they are left out of the training"
+        )
+
+
+def _fingerprints(sources: Sequence[Source], say: Say) -> dict[str, str]:
+    """Digests by URI; a file that is named twice is read once. Raises DatasetMissing."""
+    by_path: dict[Path, str] = {}
+    for source in sources:
+        if source.path not in by_path:
+            say(f"the digest of {source.spec.uri}", source.pointer)
+            try:
+                by_path[source.path] = fingerprint(source.path)
+            except OSError as error:
+                raise fault(DatasetMissing, f"{source.path} cannot be read: {error.strerror}", source.pointer) from None
+    return {source.spec.uri: by_path[source.path] for source in sources}
 
 
 def _train_peak(spec: JobSpec, folder: Path, layers: tuple[int, int, int]) -> int:
@@ -150,6 +205,14 @@ def _check_vocab(spec: JobSpec, verifier: Identity) -> None:
         )
 
 
+def _check_drafter(spec: JobSpec, verifier: Identity, layers: tuple[int, int, int]) -> None:
+    """Raise UnsupportedVerifier or VerifierConfig where no drafter could be built for this verifier."""
+    _ = drafter_config(
+        read_text_config(verifier.folder), algorithm=spec.training.algorithm, aux_layers=layers,
+        draft_vocab_size=spec.vocab.draft_vocab_size or verifier.vocab_size, ttt_steps=spec.training.ttt_steps,
+    )  # fmt: skip
+
+
 def _check_init(spec: JobSpec, verifier: Identity) -> None:
     if spec.training.init == "verifier_layer" and verifier.last_layer != LLAMA_LAYER:
         odd = sorted(verifier.last_layer ^ LLAMA_LAYER)
@@ -160,7 +223,7 @@ def _check_init(spec: JobSpec, verifier: Identity) -> None:
         )
 
 
-def _check_held_out(spec: JobSpec, sources: dict[str, str]) -> None:
+def _check_same_files(spec: JobSpec, sources: dict[str, str]) -> None:
     train = {sources[d.uri]: d.uri for d in spec.datasets}
     for i, prompts in enumerate(spec.evaluation.prompts):
         if (same := train.get(sources[prompts.uri])) is not None:

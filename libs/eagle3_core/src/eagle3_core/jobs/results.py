@@ -11,7 +11,16 @@ from eagle3_core.jobs.spec import JobSpec
 
 
 def reduce(stage: StageName, spec: JobSpec, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of `stage` from those of its units, in order: the report for `evaluate`, sums where units split samples."""
+    """The result of `stage` from those of its units, in order: the report for `evaluate`, sums where units split samples.
+
+    `warnings` of units (a list of sentences under that name) are the stage's, each once.
+    """
+    reduced = _reduced(stage, spec, results)
+    warnings = dict.fromkeys(str(text) for result in results for text in result.get("warnings") or ())
+    return {**reduced, "warnings": list(warnings)} if warnings else reduced
+
+
+def _reduced(stage: StageName, spec: JobSpec, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if stage == "evaluate":
         rows = [row for result in results for row in result["rows"]]
         return combine(rows, spec.evaluation, [result["costs"] for result in results if result.get("costs")])

@@ -8,27 +8,16 @@ Every write names the attempt's token, so a worker that lost its lease changes n
 from __future__ import annotations
 
 from math import isfinite
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import Cause
+from eagle3_core.text import sayable
 
 MAX_NOTE = 500
-
-
-def sayable(value: Any) -> Any:
-    """`value` with every string made storable: half surrogate pairs, which tokenizers can make, and NUL become `?`."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode().replace("\0", "?")
-    if isinstance(value, dict):
-        return {sayable(key): sayable(part) for key, part in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [sayable(part) for part in cast("list[Any]", value)]
-    return value
-
 
 Said = Annotated[str, AfterValidator(sayable)]
 """Text that a person reads."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from eagle3_core.cores import unit_threads, usable_cores
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.room import Need, check_room
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
 from eagle3_core.objects.manifest import FileEntry, Manifest, UnitWriter, fetch_file, read_manifest
@@ -129,6 +130,12 @@ class StageContext:
     def result(self, stage: StageName) -> dict[str, Any]:
         """The reduced result of a finished stage."""
         return self.assignment.results[stage]
+
+    def require_room(self, need: Need) -> None:
+        """Raise StoreTooSmall if the states that this unit is about to make cannot fit; say it if they may not."""
+        longest = self.spec.data.regenerate.max_new_tokens
+        if (warning := check_room(need, self.store.free_bytes(), longest)) is not None:
+            self.log(warning, "warning")
 
     def writer(self, stage: StageName | None = None, unit_key: str | None = None) -> UnitWriter:
         """Where this unit's output goes; with `stage` and `unit_key`, where the output it makes for another stage goes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.jobs.room import exact_need
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.shards.writer import ShardWriter
 from eagle3_core.stages.context import StageContext
@@ -23,6 +24,7 @@ def extract(ctx: StageContext) -> Commit:
     """Capture the states of one slice of samples."""
     samples = _samples(ctx)
     verifier = warm_verifier(ctx)
+    ctx.require_room(exact_need(samples.tokens, samples.labelled, verifier.identity.hidden_size))
     contract = verifier.contract("prefill")
     extraction = ctx.spec.extraction
     shards = ShardWriter(ctx.scratch, contract, codec=extraction.codec, shard_bytes=extraction.shard_bytes)

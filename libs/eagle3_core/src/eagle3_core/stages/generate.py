@@ -14,6 +14,7 @@ from eagle3_core.jobs.graph import Slice, unit_inputs, unit_key
 from eagle3_core.jobs.wire import Commit, ManifestRef, Output
 from eagle3_core.shards.writer import ShardWriter
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.prepare import states_need
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding, Generated
 from eagle3_core.verifier.contract import CaptureContract
@@ -27,6 +28,7 @@ def generate(ctx: StageContext) -> Commit:
     (prepared,) = ctx.manifests("prepare")
     prompts = TokenSet.load(ctx.fetch(prepared.file("train.safetensors"))).slice(unit.start, unit.stop)
     verifier = warm_verifier(ctx)
+    ctx.require_room(states_need(prompts, spec, verifier.identity.hidden_size))
     contract = verifier.contract("decode")
     shards = ShardWriter(
         ctx.scratch, contract, codec=spec.extraction.codec, shard_bytes=spec.extraction.shard_bytes

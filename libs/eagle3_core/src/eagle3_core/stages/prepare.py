@@ -1,7 +1,7 @@
 """Conversations -> tokenised samples and held-out prompts. Pure in the files, the verifier's tokenizer and the job.
 
-It needs no torch. Every file must still be what it was when the job was posted, and before anything costs compute the
-bytes that the hidden states may need are set against the store's room.
+It needs no torch. Every file must still be what it was when the job was posted, and stay so while it is read. Template and
+tokenizer, which come with the checkpoint, run in a confined process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 
 from eagle3_core.data.corpus import Source, held_out_prompts, training_samples
 from eagle3_core.data.datasets import Tally
-from eagle3_core.data.rows import DatasetFault
+from eagle3_core.data.encoding import LIMITS, ConfinedEncoder
+from eagle3_core.data.rows import DatasetFault, DatasetMissing, fault
 from eagle3_core.data.samples import Sampler
-from eagle3_core.data.sources import fingerprint, resolve
-from eagle3_core.data.templates import FIXED_DAY, Chat
+from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
+from eagle3_core.data.templates import FIXED_DAY, prints_date
 from eagle3_core.data.tokensets import TokenSet
-from eagle3_core.errors import AerieError
+from eagle3_core.jobs.room import Need, exact_need, need_of_answers
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.stages.context import StageContext
@@ -36,56 +37,44 @@ class DatasetChanged(DatasetFault):
     code, status = "dataset.changed", 409
 
 
-class StoreTooSmall(AerieError):
-    """The object store has no room for the hidden states of this job."""
-
-    code, status = "store.too_small", 507
-
-
 def prepare(ctx: StageContext) -> Commit:
     """Write `train.safetensors` and `eval.safetensors` (token sets).
 
-    Raises DatasetFault (`dataset.*`), DataTooShort, DataAllMasked, HeldOutOverlap, StoreTooSmall, and `verifier.*`.
+    Raises DatasetFault (`dataset.*`), DataTooShort, DataAllMasked, HeldOutOverlap, and `verifier.*`.
     """
     spec = ctx.spec
     verifier = _verifier(ctx)
     train_sources = _sources(ctx, spec.datasets, "/datasets")
     eval_sources = _sources(ctx, spec.evaluation.prompts, "/evaluation/prompts")
-    sampler = Sampler(Chat.of(verifier), min(spec.data.max_seq_len, verifier.max_position_embeddings))
-    held_out = held_out_prompts(
-        eval_sources, sampler, max_prompts=spec.evaluation.max_prompts, bad_rows_limit=spec.data.bad_rows_limit
-    )
-    warnings = list(_eval_warnings(sampler))
-    sampler = Sampler(sampler.chat, sampler.limit)
-    train, dropped = training_samples(train_sources, spec.data, sampler, held_out, _reporting(ctx))
+    limit = min(spec.data.max_seq_len, verifier.max_position_embeddings)
+    with ConfinedEncoder(verifier, LIMITS) as encoder:
+        sampler = Sampler(encoder, limit)
+        held_out, keys = held_out_prompts(
+            eval_sources, sampler, max_prompts=spec.evaluation.max_prompts, bad_rows_limit=spec.data.bad_rows_limit
+        )
+        warnings = list(_eval_warnings(sampler, verifier))
+        sampler = Sampler(encoder, limit)
+        train, dropped = training_samples(train_sources, spec.data, sampler, keys, _reporting(ctx))
+    _check_unchanged(ctx, [*train_sources, *eval_sources])
     for tokens in (train, held_out):
         _check_ids(tokens, verifier)
-    needed = states_bytes(train, spec, verifier.hidden_size)
-    _check_room(ctx, needed)
-    warnings += _train_warnings(sampler, dropped)
+    warnings += _train_warnings(sampler, dropped, verifier)
     for text in warnings:
         ctx.log(text, "warning")
-    return _commit(ctx, verifier, train, held_out, dropped, needed, warnings)
+    return _commit(ctx, verifier, train, held_out, dropped, warnings)
 
 
-def states_bytes(train: TokenSet, spec: JobSpec, hidden: int) -> int:
-    """Most bytes that the states of `train` can need: per token 3 H of aux states, id and mask; H where labels are read.
-
-    Before the answers exist, each is taken to be as long as the job allows.
-    """
-    element = 4 if spec.verifier.dtype == "float32" else 2
+def states_need(train: TokenSet, spec: JobSpec, hidden: int) -> Need:
+    """Bytes that the states of `train` need; before the answers exist, of the shortest and of the longest that can come."""
     if spec.data.regenerate.enabled:
         longest = spec.data.regenerate.max_new_tokens
-        lengths = np.minimum(train.lengths + longest, np.maximum(spec.data.max_seq_len, train.lengths))
-        tokens, final = int(lengths.sum()), int((lengths - train.lengths + 1).sum())
-    else:
-        mask = np.pad(train.loss_mask.astype(bool), 1)
-        tokens, final = train.tokens, int((mask[:-2] | mask[1:-1] | mask[2:]).sum())
-    return tokens * (3 * hidden * element + 5) + final * (hidden * element + 4)
+        whole = np.minimum(train.lengths + longest, np.maximum(spec.data.max_seq_len, train.lengths))
+        return need_of_answers(train.tokens, len(train), int((whole - train.lengths).sum()), hidden)
+    return exact_need(train.tokens, train.labelled, hidden)
 
 
 def _verifier(ctx: StageContext) -> Identity:
-    folder = resolve(ctx.spec.verifier.model, ctx.file_roots, pointer=POINTER)
+    folder = resolve_folder(ctx.spec.verifier.model, ctx.file_roots, pointer=POINTER)
     verifier = inspect(folder, revision=ctx.spec.verifier.revision)
     if verifier.digest != (expected := ctx.assignment.sources.get("verifier", "")):
         raise refusal(
@@ -101,16 +90,26 @@ def _sources(ctx: StageContext, specs: Sequence[DatasetSpec], pointer: str) -> l
     sources: list[Source] = []
     for i, spec in enumerate(specs):
         source = Source(spec, resolve(spec.uri, ctx.file_roots, pointer=f"{pointer}/{i}/uri"), f"{pointer}/{i}/uri")
-        next(source.usable(Tally(), max_lines=1), None)  # a missing file says so itself
-        have, expected = fingerprint(source.path), ctx.assignment.sources.get(spec.uri, "")
+        next(source.usable(Tally(), beginning=True), None)  # a missing file says so itself
+        _check_unchanged(ctx, [source])
+        sources.append(source)
+    return sources
+
+
+def _check_unchanged(ctx: StageContext, sources: Sequence[Source]) -> None:
+    """Raise DatasetChanged unless every file is what it was when the job was posted."""
+    for source in sources:
+        uri = source.spec.uri
+        try:
+            have, expected = fingerprint(source.path), ctx.assignment.sources.get(uri, "")
+        except OSError as error:
+            raise fault(DatasetMissing, f"{source.path} cannot be read: {error.strerror}", source.pointer) from None
         if have != expected:
             raise DatasetChanged(
-                f"{spec.uri} hashes to {have[:16]}, it was {expected[:16]} when the job was posted",
+                f"{uri} hashes to {have[:16]}, it was {expected[:16]} when the job was posted",
                 remedy="put the old file back, or post the job again",
                 pointer=source.pointer,
             )
-        sources.append(source)
-    return sources
 
 
 def _reporting(ctx: StageContext) -> Callable[[int, int], None]:
@@ -133,26 +132,14 @@ def _check_ids(tokens: TokenSet, verifier: Identity) -> None:
         )
 
 
-def _check_room(ctx: StageContext, needed: int) -> None:
-    free = ctx.store.free_bytes()
-    if free is not None and needed > free:
-        raise StoreTooSmall(
-            f"the hidden states need up to {needed / 1e9:.2f} GB, the store has {free / 1e9:.2f} GB left",
-            remedy="free space, or lower data.max_samples, data.max_seq_len or data.regenerate.max_new_tokens",
-            pointer="/data",
-            needed_bytes=needed,
-            free_bytes=free,
-        )
-
-
-def _eval_warnings(sampler: Sampler) -> Iterator[str]:
-    if sampler.chat.template.prints_date:
+def _eval_warnings(sampler: Sampler, verifier: Identity) -> Iterator[str]:
+    if prints_date(verifier.chat_template):
         yield f"the chat template may print the date; samples are rendered as of {FIXED_DAY:%d %b %Y}"
     for reason, count in sorted(sampler.dropped.items()):
         yield f"{count} held-out prompts were left out: {reason}"
 
 
-def _train_warnings(sampler: Sampler, dropped: dict[str, int]) -> Iterator[str]:
+def _train_warnings(sampler: Sampler, dropped: dict[str, int], verifier: Identity) -> Iterator[str]:
     if dropped:
         yield "lines left out: " + ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     if sampler.cut:
@@ -160,11 +147,11 @@ def _train_warnings(sampler: Sampler, dropped: dict[str, int]) -> Iterator[str]:
     if sampler.rewritten:
         yield f"{sampler.rewritten} earlier answers are not trained: the chat template renders them differently later on"
     if sampler.unended:
-        yield f"{sampler.unended} answers end with no token that the verifier stops at (eos {sorted(sampler.chat.eos_token_ids)})"
+        yield f"{sampler.unended} answers end with no token that the verifier stops at (eos {list(verifier.eos_token_ids)})"
 
 
 def _commit(
-    ctx: StageContext, verifier: Identity, train: TokenSet, held_out: TokenSet, dropped: dict[str, int], needed: int,
+    ctx: StageContext, verifier: Identity, train: TokenSet, held_out: TokenSet, dropped: dict[str, int],
     warnings: list[str],
 ) -> Commit:  # fmt: skip
     """Store both sets. The manifest says only what the samples are: neither the room they need nor which layers will be
@@ -183,9 +170,11 @@ def _commit(
         "tasks": dict(sorted(Counter(train.tasks).items())),
     }
     layers = resolve_layers(ctx.spec.extraction.aux_layers, verifier.num_layers)
+    need = states_need(train, ctx.spec, verifier.hidden_size)
     result = {
         **summary,
-        "states_bytes": needed,
+        "states_bytes": need.most,
+        "states_bytes_least": need.least,
         "verifier": {
             "name": verifier.name,
             "hidden_size": verifier.hidden_size,

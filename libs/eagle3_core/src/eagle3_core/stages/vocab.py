@@ -28,12 +28,12 @@ def vocab(ctx: StageContext) -> Commit:
     chosen = choose(Counts.of(samples, verifier.vocab_size).scores_V, requested, always)
     coverage, fair = estimated_coverage(samples, verifier.vocab_size, requested, always)
     clamped = requested is not None and len(chosen) < requested
-    if clamped:
-        ctx.log(
-            f"{requested} draft tokens were asked for, the data holds {chosen.distinct} distinct ones: the drafter gets "
-            f"{len(chosen)}",
-            level="warning",
-        )
+    warnings = [
+        f"vocab.draft_vocab_size {requested} is more than the {chosen.distinct} distinct tokens that the data holds: the "
+        f"drafter gets {len(chosen)}"
+    ] * clamped
+    for text in warnings:
+        ctx.log(text, level="warning")
     _require_coverage(ctx.spec, coverage, len(chosen))
     result: dict[str, Any] = {
         "draft_vocab_size": len(chosen),
@@ -48,7 +48,7 @@ def vocab(ctx: StageContext) -> Commit:
     )
     writer = ctx.writer()
     writer.add_file(VOCAB_FILE, _write(chosen, ctx.scratch))
-    return ctx.done(writer.commit(result), result)
+    return ctx.done(writer.commit(result), {**result, "warnings": warnings})
 
 
 def always_in(verifier: Identity) -> frozenset[int]:

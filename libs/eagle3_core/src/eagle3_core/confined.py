@@ -1,0 +1,209 @@
+"""Work on what strangers bring, in a process of its own whose memory and time are bounded.
+
+A checkpoint's chat template is a program, its tokenizer brings regular expressions, and both reach C and Rust code that no
+signal interrupts. Whatever such a process does, the one that asked it gets an answer, or hears within the limits that
+there is none; then the process is gone, and the next question starts a new one. It stays up between questions, since its
+imports cost more than most answers.
+
+    with Confined("eagle3_core.jobs.preflight:confined", Limits(cpu_s=30, wall_s=50, memory_bytes=4 << 30)) as process:
+        answer = process.ask({"spec": ...})
+
+A service is a function of the request (JSON) and of `say`, which notes what is looked at now; it returns JSON. AerieErrors
+that it raises are raised here. Messages are JSON behind their length (4 bytes, little-endian) on a socket pair.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from eagle3_core.errors import AerieError
+
+Say = Callable[[str, str | None], None]
+"""Notes what is looked at from now on, in words, and the JSON pointer of the job's field that it comes from."""
+Service = Callable[[Any, Say], Any]
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
+"""A bound on CPU time means little where every core spends it."""
+GRACE_S = 5.0
+"""How long a process may take to end after its socket was closed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one question may cost."""
+
+    cpu_s: float
+    """CPU time; the kernel ends the process there."""
+    wall_s: float
+    """Time; more than `cpu_s`, since files may be slow and the machine busy."""
+    memory_bytes: int
+    """Address space beyond what the process has when it starts."""
+
+
+class Unanswered(Exception):
+    """The process did not answer: `why` says which limit it met, `at` and `pointer` what it was looking at."""
+
+    def __init__(self, why: str, at: str, pointer: str | None) -> None:
+        super().__init__(f"{at}: {why}")
+        self.why, self.at, self.pointer = why, at, pointer
+
+
+class Confined:
+    """One process that answers one question after another. Not for several threads at once."""
+
+    def __init__(self, service: str, limits: Limits) -> None:
+        """`service` is `module:function`. The process starts with the first question."""
+        self._service = service
+        self._limits = limits
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Confined:
+        """Itself; the process ends with the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self.close()
+
+    def ask(self, request: Any) -> Any:
+        """The service's answer. Raises Unanswered, and the AerieError that the service raised."""
+        at, pointer = "it started", None
+        try:
+            channel = self._channel()
+            channel.settimeout(self._limits.wall_s)
+            _send(channel, request)
+            while "at" in (message := _receive(channel)):
+                at, pointer = message["at"]
+        except TimeoutError:
+            self.close()
+            raise Unanswered(f"no answer within {self._limits.wall_s:.0f} s", at, pointer) from None
+        except (OSError, EOFError):
+            raise Unanswered(self._death(), at, pointer) from None
+        if "problem" in message:
+            raise AerieError.from_problem(message["problem"])
+        if "crash" in message:
+            raise Unanswered(message["crash"], at, pointer)
+        return message["answer"]
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _channel(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair()
+            limits = [str(self._limits.cpu_s), str(self._limits.memory_bytes)]
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - this very interpreter and module
+                    [sys.executable, "-m", "eagle3_core.confined", self._service, str(theirs.fileno()), *limits],
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                )  # fmt: skip
+            self._socket = ours
+        return self._socket
+
+    def _death(self) -> str:
+        """Why the process has ended, in words; it is cleared away."""
+        status: int | None = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(GRACE_S)
+        self.close()
+        if status == -signal.SIGPROF:
+            return f"more than {self._limits.cpu_s:.0f} s of CPU time"
+        return f"its process ended with status {status}; most likely it needed more than {self._limits.memory_bytes >> 20} MiB"
+
+
+def _send(channel: socket.socket, message: Any) -> None:
+    body = json.dumps(message).encode()
+    channel.sendall(len(body).to_bytes(4, "little") + body)
+
+
+def _receive(channel: socket.socket) -> Any:
+    """The next message. Raises EOFError at the end."""
+    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "little")))
+
+
+def _read(channel: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        if not (piece := channel.recv(length - len(data))):
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+# -- inside the process
+
+
+def _answer(service: Service, request: Any, say: Say) -> dict[str, Any]:
+    try:
+        answer = {"answer": service(request, say)}
+        json.dumps(answer)
+        return answer
+    except AerieError as error:
+        return {"problem": error.problem()}
+    except MemoryError:
+        return {"crash": "it needed more memory than it may have"}
+    except BaseException as error:  # Rust's panics are no Exceptions
+        return {"crash": f"{type(error).__name__}: {error}"[:500]}
+
+
+def serve(service: Service, channel: socket.socket, cpu_s: float) -> None:
+    """Answer until the other end closes. CPU time is counted anew for each request; SIGPROF ends the process."""
+    while True:
+        try:
+            request = _receive(channel)
+        except (EOFError, OSError):
+            return
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        answer = _answer(service, request, lambda *at: _send(channel, {"at": at}))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(channel, answer)
+
+
+def _confine(memory_bytes: int) -> None:
+    """No core dumps, no files written, and no more address space than there is now and `memory_bytes`."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the limit is not kept, and its unit differs
+        with open("/proc/self/statm", "rb") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes, now + memory_bytes))
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on an inherited socket: `SERVICE DESCRIPTOR CPU_S MEMORY_BYTES`."""
+    name, descriptor, cpu_s, memory_bytes = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is for the process that asks
+    module, _, function = name.partition(":")
+    service: Service = getattr(importlib.import_module(module), function)
+    _confine(int(memory_bytes))
+    with socket.socket(fileno=int(descriptor)) as channel:
+        serve(service, channel, float(cpu_s))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

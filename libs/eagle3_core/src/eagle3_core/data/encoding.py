@@ -1,0 +1,145 @@
+"""Conversations as tokens: the one place where a verifier's template and tokenizer meet what people wrote.
+
+Both come with the checkpoint and can cost anything: a template is a program, a tokenizer brings regular expressions. So
+`prepare` asks a confined process for every conversation, bounded in time and memory; what is confined already (preflight)
+encodes where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from eagle3_core.confined import Confined, Limits, Say, Unanswered
+from eagle3_core.data.masks import Masked, supervise
+from eagle3_core.data.rows import Message
+from eagle3_core.data.templates import Chat, TemplateRefusal
+from eagle3_core.digests import digest_json
+from eagle3_core.verifier.folder import POINTER, VerifierFault, refusal
+from eagle3_core.verifier.identity import Identity
+
+LIMITS = Limits(cpu_s=20, wall_s=300, memory_bytes=3 << 30)
+"""What one conversation may cost. The longest line of a data set takes 10 s of CPU time and 1 GiB, most take milliseconds."""
+
+
+class EncodingTooCostly(VerifierFault):
+    """The verifier's chat template or tokenizer takes more time or memory than one conversation can need."""
+
+    code = "verifier.encoding_cost"
+
+
+class ControlText(Exception):
+    """A turn spells a control token: serving would take it for the token itself (`<|im_end|>` ends the user's turn)."""
+
+
+class Encoder(Protocol):
+    """Makes tokens of conversations."""
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that waits for the assistant. Raises TemplateRefusal, ControlText."""
+        ...
+
+    def answered(self, messages: Sequence[Message], limit: int) -> Masked:
+        """Tokens and mask of an answered conversation; whole up to more than `limit` tokens. Raises like `prompt`."""
+        ...
+
+
+class ChatEncoder:
+    """In this process."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """See Encoder."""
+        self._refuse_control(messages)
+        return self._chat.prompt(messages)
+
+    def answered(self, messages: Sequence[Message], limit: int) -> Masked:
+        """See Encoder."""
+        self._refuse_control(messages)
+        return supervise(self._chat, messages, limit)
+
+    def _refuse_control(self, messages: Sequence[Message]) -> None:
+        if (token := self._chat.control_text(messages)) is not None:
+            raise ControlText(f"a turn spells the control token {token}")
+
+
+class ConfinedEncoder:
+    """In a process of its own, which ends with the `with` block."""
+
+    def __init__(self, verifier: Identity, limits: Limits) -> None:
+        self._chat = {
+            "folder": str(verifier.folder), "template": verifier.chat_template,
+            "special_tokens": verifier.special_tokens, "eos_token_ids": list(verifier.eos_token_ids),
+        }  # fmt: skip
+        self._name = digest_json(self._chat)
+        self._process = Confined("eagle3_core.data.encoding:confined", limits)
+
+    def __enter__(self) -> ConfinedEncoder:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process."""
+        self._process.close()
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """See Encoder. Raises EncodingTooCostly besides, and what is wrong with template or tokenizer."""
+        ids: list[int] = self._ask({"messages": list(messages)})["input_ids"]
+        return ids
+
+    def answered(self, messages: Sequence[Message], limit: int) -> Masked:
+        """See Encoder. Raises like `prompt`."""
+        return Masked(**self._ask({"messages": list(messages), "limit": limit}))
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = self._process.ask({**request, "name": self._name})
+            if "unknown" in answer:
+                answer = self._process.ask({**request, "name": self._name, "chat": self._chat})
+        except Unanswered as error:
+            raise too_costly(error.why) from None
+        if "refused" in answer:
+            raise TemplateRefusal(answer["refused"])
+        if "control" in answer:
+            raise ControlText(answer["control"])
+        return answer
+
+
+def too_costly(why: str) -> VerifierFault:
+    """The fault of a verifier whose template or tokenizer met a limit."""
+    return refusal(
+        EncodingTooCostly,
+        f"the verifier's chat template or tokenizer could not make tokens of one conversation: {why}",
+        "copy template and tokenizer of the model's release again; those in use need milliseconds",
+    )
+
+
+_known: dict[str, ChatEncoder] = {}
+"""The chat that a confined process serves, by its name: it is told once, since a tokenizer takes a second to load."""
+
+
+def confined(request: Any, say: Say) -> Any:
+    """The service of ConfinedEncoder's process: tokens of one conversation."""
+    say("a conversation", POINTER)
+    name, messages = request["name"], request["messages"]
+    if (chat := request.get("chat")) is not None:
+        _known.clear()
+        _known[name] = ChatEncoder(
+            Chat.load(Path(chat["folder"]), chat["template"], chat["special_tokens"], chat["eos_token_ids"])
+        )
+    if name not in _known:
+        return {"unknown": name}
+    try:
+        if "limit" in request:
+            return vars(_known[name].answered(messages, request["limit"]))
+        return {"input_ids": _known[name].prompt(messages)}
+    except TemplateRefusal as error:
+        return {"refused": str(error)}
+    except ControlText as error:
+        return {"control": str(error)}

@@ -1,0 +1,16 @@
+"""Text that can be stored and sent, whatever it was made of."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+
+def sayable(value: Any) -> Any:
+    """`value` with every string made encodable: half surrogate pairs, which tokenizers and file names can make, become `?`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {sayable(key): sayable(part) for key, part in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [sayable(part) for part in cast("list[Any]", value)]
+    return value

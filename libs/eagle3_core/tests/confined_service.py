@@ -1,0 +1,47 @@
+"""A service for the tests of confined processes. It is its own module, so that a process starts without pytest."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from eagle3_core.verifier.folder import VerifierTemplate, refusal
+
+
+def service(request, say):
+    """What the tests ask for, by name."""
+    say(f"doing {request['do']}", "/verifier/model")
+    return {
+        "echo": lambda: request,
+        "pid": os.getpid,
+        "spin": _spin,
+        "spin in C": lambda: re.match(r"(a+)+$", "a" * 60 + "b"),
+        "eat": lambda: len(bytearray(1 << 40)),
+        "eat slowly": lambda: [bytearray(1 << 20) for _ in range(1 << 20)],
+        "sleep": lambda: time.sleep(3600),
+        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "refuse": _refuse,
+        "raise": lambda: 1 // 0,
+        "panic": _panic,
+        "write": lambda: Path(request["path"]).write_bytes(b"x"),
+        "answer in no JSON": lambda: {1, 2},
+    }[request["do"]]()
+
+
+def _spin():
+    while True:
+        pass
+
+
+def _refuse():
+    raise refusal(VerifierTemplate, "no such turn", "another template")
+
+
+def _panic():
+    class PanicException(BaseException):
+        pass
+
+    raise PanicException("index out of bounds")

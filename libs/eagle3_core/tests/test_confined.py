@@ -1,0 +1,96 @@
+"""Whatever is asked of a confined process, the one who asked goes on within the limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from eagle3_core.confined import Confined, Limits, Unanswered
+from eagle3_core.errors import AerieError
+from eagle3_core.verifier.folder import VerifierTemplate
+
+SERVICE = "confined_service:service"
+SMALL = Limits(cpu_s=0.5, wall_s=60, memory_bytes=256 << 20)
+
+
+@pytest.fixture
+def process(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with Confined(SERVICE, SMALL) as confined:
+        yield confined
+
+
+def unanswered(process, **request) -> Unanswered:
+    with pytest.raises(Unanswered) as caught:
+        process.ask(request)
+    assert (caught.value.at, caught.value.pointer) == (f"doing {request['do']}", "/verifier/model")
+    assert process.ask({"do": "echo"}) == {"do": "echo"}
+    return caught.value
+
+
+def test_one_process_answers_one_question_after_another(process):
+    assert process.ask({"do": "echo", "text": "ü" * 100_000}) == {"do": "echo", "text": "ü" * 100_000}
+    assert process.ask({"do": "pid"}) == process.ask({"do": "pid"}) != os.getpid()
+
+
+@pytest.mark.parametrize("do", ["spin", "spin in C"])
+def test_time_is_bounded_in_python_and_in_c(process, do):
+    assert "CPU time" in unanswered(process, do=do).why
+
+
+@pytest.mark.parametrize("do", ["eat", "eat slowly"])
+def test_memory_is_bounded(process, do):
+    assert re.search("more memory|256 MiB", unanswered(process, do=do).why)
+
+
+def test_a_process_that_is_killed_is_replaced(process):
+    assert "status -9" in unanswered(process, do="die").why
+
+
+def test_a_question_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with (
+        Confined(SERVICE, Limits(cpu_s=60, wall_s=0.2, memory_bytes=1 << 30)) as confined,
+        pytest.raises(Unanswered) as caught,
+    ):
+        confined.ask({"do": "sleep"})
+
+    assert "no answer within" in caught.value.why
+
+
+def test_errors_of_ours_arrive_as_themselves(process):
+    with pytest.raises(VerifierTemplate, match="no such turn") as caught:
+        process.ask({"do": "refuse"})
+
+    assert (caught.value.remedy, caught.value.pointer) == ("another template", "/verifier/model")
+    assert isinstance(caught.value, AerieError)
+
+
+@pytest.mark.parametrize(
+    ("do", "says"), [("raise", "ZeroDivisionError"), ("panic", "index out"), ("answer in no JSON", "set")]
+)
+def test_other_errors_are_told_and_end_nothing(process, do, says):
+    before = process.ask({"do": "pid"})
+
+    assert says in unanswered(process, do=do).why
+    assert process.ask({"do": "pid"}) == before
+
+
+def test_it_writes_no_file(process, tmp_path):
+    unanswered(process, do="write", path=str(tmp_path / "x"))
+
+    assert (tmp_path / "x").read_bytes() == b""
+
+
+def test_it_ends_with_the_one_who_asks(process):
+    pid = process.ask({"do": "pid"})
+    channel: socket.socket = process._socket
+
+    channel.shutdown(socket.SHUT_RDWR)
+
+    assert process._process.wait(60) == 0
+    assert pid == process._process.pid
