@@ -43,6 +43,7 @@ lint: setup ## style, types, import contracts
 
 bench: setup ## benchmarks that print ratios against a reference beside them; written to .aerie/bench/
 	@for b in $(BENCHMARKS); do $(RUN)/python benchmarks/$$b.py || exit 1; done
+	@$(RUN)/aerie bench train --device cpu
 
 lock: .venv/.ready ## resolve locks/*.in again
 	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/requirements.txt locks/requirements.in

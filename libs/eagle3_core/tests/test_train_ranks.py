@@ -35,9 +35,14 @@ def alone(states: RandomStates) -> tuple[dict[str, Any], Path, RecordingReporter
     return train_at(ctx, torch.device("cpu"), Ranks(), new_drafter(ctx)), ctx.scratch, ctx.reporter
 
 
+def ranks_of(ctx: StageContext) -> Path:
+    """Where the ranks of an attempt work; as fresh as a unit's scratch folder is."""
+    return ctx.scratch / f"ranks-{id(ctx)}"
+
+
 def together(ctx: StageContext, ranks: int) -> tuple[dict[str, Any], Path, RecordingReporter]:
-    folder = ctx.scratch / "ranks"
     assert isinstance(ctx.reporter, RecordingReporter)
+    folder = ranks_of(ctx)
     return train_together(ctx, folder, ranks, "cpu"), folder, ctx.reporter
 
 
@@ -119,7 +124,7 @@ def test_a_stop_saves_and_fewer_ranks_go_on_along_the_same_curve(tmp_path: Path,
 def test_a_sigterm_to_any_rank_ends_all_with_a_checkpoint(tmp_path: Path, rank: int) -> None:
     states = RandomStates(tmp_path, MASKS, **LONG)
     ctx = states.context("train")
-    folder = ctx.scratch / "ranks"
+    folder = ranks_of(ctx)
     Watching(ctx, 2, lambda: os.kill(int(pid_of(folder, rank).read_text()), signal.SIGTERM))
 
     with pytest.raises(Preempted):
@@ -132,7 +137,7 @@ def test_a_sigterm_to_any_rank_ends_all_with_a_checkpoint(tmp_path: Path, rank: 
 def test_a_rank_that_is_killed_is_named_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     states = RandomStates(tmp_path, MASKS, **{**SETTINGS, "epochs": 12, "checkpoint_every_steps": 2})
     ctx = states.context("train")
-    folder = ctx.scratch / "ranks"
+    folder = ranks_of(ctx)
     Watching(ctx, 5, lambda: os.kill(int(pid_of(folder, 1).read_text()), signal.SIGKILL))
 
     with pytest.raises(RankLost, match="rank 1 of 2"):

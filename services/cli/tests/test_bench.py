@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return lines
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def test_rows_are_shown_as_a_table_and_as_one_document(measured: list[list[str]]) -> None:
     shown = CliRunner().invoke(app, ["bench", "train", "--device", "cpu", "--cases", "C1024"])
     printed = CliRunner().invoke(app, ["bench", "train", "--json"])
@@ -39,6 +45,8 @@ def test_rows_are_shown_as_a_table_and_as_one_document(measured: list[list[str]]
     assert "2.31x" in shown.stdout
     assert "3.0e-06" in shown.stdout
     assert json.loads(printed.stdout)["rows"] == [ROW]
+    (kept,) = json.loads(Path(".aerie/bench/train.json").read_text())["rows"]
+    assert kept.items() >= {**ROW, "value": 1260.3, "unit": "tokens/s", "reference": 1260.3 / 2.31}.items()
     assert measured[0][1:] == [
         "-m", "eagle3_core.bench.train", "--device", "cpu", "--cases", "C1024", "--densities", "70,30"
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,6 +20,9 @@ from aerie_cli.output import Json, aside, command, document, people
 from eagle3_core.errors import AerieError, InvalidRequest
 
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine, beside what others reach on it.")
+
+
+FOLDER = Path(".aerie/bench")
 
 
 class BenchFailed(AerieError):
@@ -47,6 +51,7 @@ def train(
     if gpus is not None and device == "cpu":
         raise InvalidRequest("--gpus shares a step over GPUs, and --device is cpu", remedy="leave one of them out")
     measured = _measured(_command(device, gpus, cases, densities))
+    _publish("train" if gpus is None else "scaling", measured)
     if as_json:
         document(measured)
         return 0
@@ -86,6 +91,19 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
             remedy="its own words are above; --cases and --densities ask for less at once",
         )
     return json.loads(lines[-1])
+
+
+def _publish(name: str, measured: dict[str, Any]) -> None:
+    """Write `.aerie/bench/NAME.json`: the rows, also under the names that every benchmark uses."""
+    rows = [
+        {
+            "name": f"{row['impl']}, {row['case']}, {row['density']} % supervised", "value": row["tokens_per_s"],
+            "unit": "tokens/s", "reference": row["tokens_per_s"] / row["ratio"] if row["ratio"] else None, **row,
+        }
+        for row in measured["rows"]
+    ]  # fmt: skip
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps({**measured, "rows": rows}, indent=1) + "\n")
 
 
 def _table(measured: dict[str, Any]) -> Table:

@@ -3,10 +3,11 @@
     torchrun --standalone --nproc-per-node N -m eagle3_core.bench.scaling [--device cpu] [--cases S8192] [--densities 70,30]
 
 Work is chats of about 1,024 tokens. `weak` gives every GPU as many tokens as one had, `strong` shares one GPU's tokens;
-samples go to ranks as in a run (`train.feed`), by their cost. Each row's `ratio` is tokens/s over N times those of one GPU
-alone, measured in the same run. A step takes as long as the rank with the most work, and then its collectives:
-`imbalance` is what the slowest rank's own work takes over the mean (0.05 = 5 % longer), `communication` the share of a
-step that is left when that is taken away. Rank 0 writes one JSON document to stdout.
+samples go to ranks as in a run (`train.feed`), by their cost. Each row's `ratio` is tokens/s over N times those of one
+GPU alone over the same tokens, a step for each pass, measured in the same run. A step takes as long as the rank with
+the most work, and then its collectives: `imbalance` is what the slowest rank's own work takes over the mean (0.05 = 5 %
+longer), `communication` the share of a step that is left when that is taken away. Rank 0 writes one JSON document to
+stdout.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ class Measuring:
     def rows(self) -> list[Row]:
         """One GPU, then all of them in each way."""
         whole = self._feed.groups(0, self._ranks.size)[0]
-        one = self._alone(whole[:1])
-        found = [self._row("aerie, one GPU", "weak", 1, one, 1, one)]
+        one = sum(self._alone(whole[i : i + 1]) for i in range(len(whole))) / len(whole)
+        found = [self._row("aerie, one GPU", "weak", 1, one, len(whole), one * len(whole))]
         shardings: tuple[Literal["ddp", "fsdp2"], ...] = ("ddp", "fsdp2")
         for sharding in shardings:
             found.append(self._shared(sharding, "weak", whole, one))
-            found.append(self._shared(sharding, "strong", whole[:1], one))
+            found.append(self._shared(sharding, "strong", whole[:1], self._alone(whole[:1])))
         return found
 
     def _shared(self, sharding: Literal["ddp", "fsdp2"], scaling: Scaling, group: Group, one: float) -> Row:
@@ -90,7 +91,7 @@ class Measuring:
         together, peak = self._taken(self._held(sharding, self._ranks), batches, self._ranks)
         own, _ = self._taken(self._held("ddp", Ranks()), batches, Ranks())
         step, slowest = self._slowest(together), self._slowest(own)
-        row = self._row(f"aerie, {sharding}", scaling, self._ranks.size, step, len(group), one)
+        row = self._row(f"aerie, {sharding}", scaling, self._ranks.size, one, len(group), step)
         return replace(
             row, peak_gib=None if peak is None else self._slowest(peak), communication=max(0.0, 1 - slowest / step),
             imbalance=slowest / self._mean(own) - 1,
@@ -101,7 +102,7 @@ class Measuring:
         return self._timed(lambda: _step(held, batches, ranks)), _peak(self._device)
 
     def _alone(self, group: Sequence[Pass]) -> float:
-        """Seconds of a step that rank 0 takes by itself."""
+        """Seconds of a step over `group` that rank 0 takes by itself."""
         seconds = 1.0
         if self._ranks.first:
             held, batches = self._held("ddp", Ranks()), self._loaded(group)
@@ -109,13 +110,12 @@ class Measuring:
         self._ranks.wait()
         return float(self._ranks.from_first(seconds))
 
-    def _row(self, impl: str, scaling: Scaling, gpus: int, seconds: float, passes: int, one: float) -> Row:
-        case = self._case
+    def _row(self, impl: str, scaling: Scaling, gpus: int, one: float, passes: int, seconds: float) -> Row:
+        """`one` is what one GPU takes for a pass, `seconds` what was taken for `passes` of them."""
         tokens = sum(self._feed.tokens_in(p) for p in self._feed.groups(0, self._ranks.size)[0][:passes])
-        single = self._feed.tokens_in(self._feed.groups(0, self._ranks.size)[0][0]) / one
-        rate = tokens / seconds
         return Row(
-            impl, case.name, self._density, scaling, gpus, seconds * 1000, rate, None, rate / (gpus * single), 0.0, 0.0
+            impl, self._case.name, self._density, scaling, gpus, seconds * 1000, tokens / seconds, None,
+            one * passes / (gpus * seconds), 0.0, 0.0,
         )  # fmt: skip
 
     def _held(self, sharding: Literal["ddp", "fsdp2"], ranks: Ranks) -> Held:

@@ -12,7 +12,7 @@ Shapes: T tokens of a sample or batch, S samples, K steps, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -144,22 +144,16 @@ class Feed:
         return _grouped(self._packed(self.held_out), passes)
 
     def shared(self, group: Group, ranks: int) -> list[list[Pass]]:
-        """The passes of each rank, as many for each: an empty one where a rank has fewer samples than others."""
+        """The passes of each rank, as many for each; empty ones where there are fewer samples.
+
+        What is shared evenly is work, not tokens: with several ranks a pass may hold more than `batch_tokens`.
+        """
         if ranks == 1:
             return [list(group)]
         order = [i for batch in group for i in batch]
-        place = {i: n for n, i in enumerate(order)}
-        most = -(-len(group) // ranks) * self._batch_tokens
-        work, tokens = [0.0] * ranks, [0] * ranks
-        own: list[list[int]] = [[] for _ in range(ranks)]
-        for i in sorted(order, key=lambda i: (-self._work(i), place[i])):
-            size = self._facts[i].tokens
-            rank = min(range(ranks), key=lambda r: (tokens[r] + size > most, work[r], r))
-            own[rank].append(i)
-            work[rank], tokens[rank] = work[rank] + self._work(i), tokens[rank] + size
-        passes = [self._packed(sorted(samples, key=place.__getitem__)) for samples in own]
-        longest = max(1, *(len(one) for one in passes))
-        return [[*one, *[()] * (longest - len(one))] for one in passes]
+        own = _dealt(order, ranks, self._work)
+        per_rank = -(-len(group) // ranks)
+        return [[tuple(part) for part in _dealt(samples, per_rank, self._work)] for samples in own]
 
     def work_of(self, passes: Sequence[Pass]) -> float:
         """Operations of `passes`."""
@@ -236,6 +230,18 @@ class Feed:
             current.append(i)
             room -= self._facts[i].tokens
         return [*batches, tuple(current)] if current else batches
+
+
+def _dealt(samples: Sequence[int], hands: int, work: Callable[[int], float]) -> list[list[int]]:
+    """`samples` in `hands` lists of about the same work, each in the given order: the heaviest first to the lightest."""
+    place = {i: n for n, i in enumerate(samples)}
+    dealt: list[list[int]] = [[] for _ in range(hands)]
+    total = [0.0] * hands
+    for i in sorted(samples, key=lambda i: (-work(i), place[i])):
+        hand = min(range(hands), key=lambda h: (total[h], h))
+        dealt[hand].append(i)
+        total[hand] += work(i)
+    return [sorted(hand, key=place.__getitem__) for hand in dealt]
 
 
 def _grouped(batches: Sequence[Pass], size: int) -> list[Group]:

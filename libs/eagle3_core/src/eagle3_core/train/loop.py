@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -97,18 +97,18 @@ class Trainer:
         self._resume()
         self._speed.start()
         cursor = self._cursor
-        while not cursor.finished:
-            ahead = self._feed.groups(cursor.epoch, self._training.accumulation)[cursor.group :]
-            ahead = ahead[: self.total_steps - cursor.step]
-            with self._batches(ahead) as self._data:
-                for group in ahead:
+        # One window over the whole run: an epoch's end or a validation does not begin with an empty one.
+        with Prefetch(self._feed.load, self._ahead(cursor), self._device, self._workers) as self._data:
+            while not cursor.finished:
+                for group in self._groups(cursor.epoch, cursor.group, cursor.step):
                     self._honour_stop()
                     self._step(group)
                     cursor.group += 1
                     if cursor.step % self._training.checkpoint_every_steps == 0 and cursor.step < self.total_steps:
                         self._save()
-            self._end_epoch()
-        self._saver.wait()
+                self._end_epoch()
+        with self._speed.spend("saving"):
+            self._saver.wait()
         self._ctx.progress(self.total_steps, self.total_steps, "steps")
         assert cursor.last_epoch_loss is not None
         return Trained(
@@ -116,10 +116,21 @@ class Trainer:
             self._speed.report(),
         )  # fmt: skip
 
-    def _batches(self, groups: Sequence[Group]) -> Prefetch:
-        """This rank's passes of `groups`, read ahead."""
-        passes = [samples for group in groups for samples in self._own(group)]
-        return Prefetch(self._feed.load, passes, self._device, self._workers)
+    def _groups(self, epoch: int, done: int, step: int) -> list[Group]:
+        """The steps of `epoch` that are left behind its first `done`, when `step` steps of the run are done."""
+        left = self._feed.groups(epoch, self._training.accumulation)[done:]
+        return left[: self.total_steps - step]
+
+    def _ahead(self, cursor: Cursor) -> Iterator[Pass]:
+        """This rank's passes from `cursor` on to the end of the run, validations included, in the order of `run`."""
+        epoch, done, step = cursor.epoch, cursor.group, cursor.step
+        while not cursor.finished:
+            groups = self._groups(epoch, done, step)
+            for group in (*groups, *self._feed.validation_groups(self._ranks.size)):
+                yield from self._own(group)
+            epoch, done, step = epoch + 1, 0, step + len(groups)
+            if step == self.total_steps:
+                return
 
     def _own(self, group: Group) -> Sequence[Pass]:
         return self._feed.shared(group, self._ranks.size)[self._ranks.rank]
@@ -202,11 +213,10 @@ class Trainer:
         """The sums of the held-out samples."""
         groups = self._feed.validation_groups(self._ranks.size)
         total = torch.zeros(2 + 2 * self._training.ttt_steps, dtype=torch.float64, device=self._device)
-        with self._batches(groups) as data:
-            for group in groups:
-                self._honour_stop(everywhere=True)
-                for _ in self._own(group):
-                    total += self._replica.judge(data.take())
+        for group in groups:
+            self._honour_stop(everywhere=True)
+            for _ in self._own(group):
+                total += self._replica.judge(self._data.take())
         if not groups:
             return Sums()
         return Sums.of(self._ranks.add_up(total).tolist())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
@@ -37,8 +37,9 @@ class Prefetch:
     """The batches of `passes`, one `take` after the other."""
 
     def __init__(
-        self, load: Callable[[Pass], PackedBatch], passes: Sequence[Pass], device: torch.device, workers: int
+        self, load: Callable[[Pass], PackedBatch], passes: Iterable[Pass], device: torch.device, workers: int
     ) -> None:
+        """`passes` may be endless: it is read as far ahead as the window is wide, in a thread of this object."""
         self._load, self._passes, self._device, self._workers = load, passes, device, workers
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: SimpleQueue[_Arrived | BaseException] = SimpleQueue()

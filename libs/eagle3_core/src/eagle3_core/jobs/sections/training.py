@@ -73,7 +73,8 @@ class Training(Section):
     """Longest sample in training; may only be smaller than `data.max_seq_len`."""
 
     batch_tokens: Annotated[int, Field(ge=8)] = 8192
-    """Tokens (prompts included) packed into one forward pass."""
+    """Tokens (prompts included) packed into one forward pass. Several GPUs share a step's samples by their cost, and then
+    a pass may hold some more."""
 
     accumulation: Positive = 1
     """Forward passes per optimizer step."""
