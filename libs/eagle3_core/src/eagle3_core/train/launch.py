@@ -158,7 +158,8 @@ def _told(folder: Path, ranks: int, status: int, reporter: Reporter) -> dict[str
         raise Preempted("asked to stop", remedy="none needed: the unit is queued again")
     silent = ", ".join(str(rank) for rank in paths if rank not in endings)
     raise RankLost(
-        f"rank {silent} of {ranks} ended without a word (torchrun: exit status {status})",
+        f"rank {silent} of {ranks} ended without a word (torchrun: exit status {status}; it ends the ranks that wait for "
+        "a lost one)",
         remedy="the worker's log holds torchrun's words; often the machine's memory ran out. The unit is tried again "
         "from its last checkpoint",
     )
