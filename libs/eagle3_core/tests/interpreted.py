@@ -11,11 +11,11 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import torch  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+import torch
+from triton.runtime import interpreter
 
-from eagle3_core.drafter.config import DrafterConfig  # noqa: E402
-from eagle3_core.drafter.kernels.operations import TritonOperations  # noqa: E402
+from eagle3_core.drafter.config import DrafterConfig
+from eagle3_core.drafter.kernels.operations import TritonOperations
 
 _patched: set[str] = set()
 

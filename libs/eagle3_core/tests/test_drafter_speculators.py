@@ -132,7 +132,9 @@ def test_loss_and_every_gradient_equal_speculators_own(
     # Theirs is a sum over steps of each step's own mean; ours is one mean. So give ours their reduction.
     seen: list[Tensor] = []
 
-    def their_reduction(_: Objective, distance_MK: Tensor, __: Tensor | None, valid_MK: Tensor) -> tuple[Tensor, Tensor]:
+    def their_reduction(
+        _: Objective, distance_MK: Tensor, __: Tensor | None, valid_MK: Tensor
+    ) -> tuple[Tensor, Tensor]:
         steps_K = (distance_MK * valid_MK).sum(0) / valid_MK.sum(0)
         seen.append(steps_K)
         return steps_K.sum(), torch.ones(())

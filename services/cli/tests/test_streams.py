@@ -73,7 +73,10 @@ def test_what_an_encoding_lacks_does_not_end_a_command_and_json_stays_whole(aeri
 
 def test_ctrl_c_leaves_a_watch_with_status_130_and_says_that_the_job_goes_on(aerie, posted):
     watching = subprocess.Popen(
-        [*AERIE, "watch", posted], env={**os.environ, "AERIE_URL": aerie.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*AERIE, "watch", posted],
+        env={**os.environ, "AERIE_URL": aerie.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     said = hear(watching, b"waits: no worker")
 

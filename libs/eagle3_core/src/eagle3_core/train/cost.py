@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from eagle3_core.drafter.config import DrafterConfig
 
-
 LOOK_COST = 2.6
 """An operation of attention takes as long as so many of a product: 290 against 757 TFLOP/s on an H200, T 8192."""
 
