@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from aerie_cli.house import how
+from aerie_cli.exits import status_of
+from aerie_cli.house import House, how, problem_in
 from aerie_cli.lock import AlreadyUp, Lock
+from aerie_cli.up import crew
+from eagle3_core.cores import default_workers, share, usable_cores
+from eagle3_core.errors import AerieError
 
 PATIENCE_S = 120
 
@@ -111,12 +115,125 @@ def test_a_killed_supervisor_takes_everything_along(up):
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_ends_it_with_the_apis_own_words(up):
+def test_a_port_that_is_taken_ends_it_at_once_with_status_2_and_the_remedy(up):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        house = up("--port", str(taken.getsockname()[1]), "--workers", "0")
+        port = taken.getsockname()[1]
+        house = up("--port", str(port), "--workers", "0")
 
-        house.hear(r"(?s)error up\.failed.*server\.address.*remedy")
-        assert house.process.wait(PATIENCE_S) == 1
+        house.hear(
+            rf"^error server\.address: cannot listen on 127\.0\.0\.1 port {port}: Address already in use\n  remedy: .*--port"
+        )
+        assert house.process.wait(PATIENCE_S) == 2
+
+
+def wrong_setting(folder):
+    return {"AERIE_LEASE_S": "soon"}
+
+
+def open_to_all(folder):
+    return {"AERIE_HOST": "0.0.0.0"}
+
+
+def weak_token(folder):
+    (folder / "run").mkdir(parents=True)
+    (folder / "run/worker.token").write_text("short")
+    return {}
+
+
+def token_that_is_no_text(folder):
+    (folder / "run").mkdir(parents=True)
+    (folder / "run/worker.token").write_bytes(b"\xff" * 40)
+    return {}
+
+
+def damaged_database(folder):
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/aerie.db").write_bytes(b"no database" * 1000)
+    return {}
+
+
+def store_in_the_way(folder):
+    folder.mkdir()
+    (folder / "objects").write_text("")
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (wrong_setting, "settings.invalid"),
+        (open_to_all, "settings.remote_bind"),
+        (weak_token, "settings.worker_token"),
+        (token_that_is_no_text, "server.place"),
+        (damaged_database, "server.place"),
+        (store_in_the_way, "up.folder"),
+    ],
+)
+def test_what_a_restart_cannot_mend_is_said_once_and_ends_it(tmp_path, spoil, code):
+    environment = {**os.environ, **spoil(tmp_path / "house")}
+    command = [sys.executable, "-m", "aerie_cli", "up", "--dir", str(tmp_path / "house"), "--workers", "0", "--json"]
+
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=PATIENCE_S)
+
+    (problem,) = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, problem["code"]) == (2, code)
+    assert problem["title"]
+    assert problem["remedy"]
+    assert done.stderr == b""
+
+
+@pytest.mark.slow
+def test_a_database_that_another_api_has_open_is_named(up, tmp_path):
+    first = up("--workers", "0")
+    first.hear("API at")
+    (first.folder / "run/up.lock").unlink()  # as if it lay on a file system without locks
+
+    second = up("--workers", "0")
+
+    second.hear(r"^error database\.in_use: .*aerie\.db is open in another API process")
+    assert second.process.wait(PATIENCE_S) == 2
+
+
+def test_an_api_that_says_why_it_ended_is_understood_and_other_words_are_not_taken_for_it():
+    told = problem_in(
+        b'{"code": "server.address", "status": 409, "detail": "taken", "remedy": "free it", "title": "T"}\n'
+    )
+
+    assert isinstance(told, AerieError)
+    assert (told.code, told.detail, told.title, status_of(told)) == ("server.address", "taken", "T", 2)
+    for words in (b"", b"Traceback", b"{}", b"[1]", b'{"code": 3}', b"\xff", b"[" * 9000):
+        assert problem_in(words) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "environment", "crewed"),
+    [
+        (None, None, "", (default_workers(usable_cores()), share(usable_cores(), default_workers(usable_cores())))),
+        (1, None, "", (1, usable_cores())),
+        (0, None, "", (0, usable_cores())),
+        (3, 2, "", (3, 2)),
+        (3, None, "5", (3, 5)),
+        (3, 2, "5", (3, 2)),
+    ],
+)
+def test_workers_and_threads_come_from_the_options_the_environment_and_the_cores(
+    monkeypatch, workers, threads, environment, crewed
+):
+    monkeypatch.setenv("AERIE_THREADS", environment)
+
+    assert crew(workers, threads) == crewed
+
+
+def test_the_help_says_how_workers_and_threads_are_chosen(offline):
+    for command in ("up", "demo"):
+        told = " ".join(offline(command, "--help").stdout.replace("│", " ").split())
+        assert "one for every four cores, at most 4" in told
+        assert "the cores shared out among the workers" in told
+
+
+def test_workers_are_told_their_threads(tmp_path):
+    assert House(tmp_path, 0, 2, 3, lambda _: None).environment()["AERIE_THREADS"] == "3"
 
 
 def test_a_second_supervisor_is_refused_and_the_holder_named(tmp_path):
@@ -130,9 +247,7 @@ def test_a_second_supervisor_is_refused_and_the_holder_named(tmp_path):
 
 
 def test_the_worker_token_is_readable_by_its_owner_alone(tmp_path):
-    from aerie_cli.house import House
-
-    house = House(tmp_path, 0, 0, lambda _: None)
+    house = House(tmp_path, 0, 0, 1, lambda _: None)
     (tmp_path / "run").mkdir()
     house.write_token()
 

@@ -90,7 +90,7 @@ def listen(settings: Settings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=256)
     except OSError as error:
         raise PortTaken(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}",
+            f"cannot listen on {settings.host} port {settings.port}: {str(error.strerror).partition(' (while')[0]}",
             remedy="stop what listens there, or choose another port (--port, AERIE_PORT; 0 takes a free one)",
         ) from None
 
