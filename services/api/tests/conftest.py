@@ -99,7 +99,7 @@ class Api:
         self.store = LocalStore(folder / "objects")
         self.parts = Parts(
             preflight=given.pop("preflight", fake_preflight), reduce=given.pop("reduce", fake_reduce), clock=self.clock,
-            store=self.store, reaper=False,
+            store=self.store, broker=given.pop("broker", None), reaper=given.pop("watched", False),
         )  # fmt: skip
         self.settings = Settings(run_dir=folder / "run", data_dir=folder / "data", **{"retry_base_s": 10.0, **given})
         self.app = create_app(self.settings, self.parts)
@@ -187,6 +187,14 @@ class Worker:
             json=None if isinstance(body, str | bytes) else body,
             headers={"Authorization": f"Bearer {token or unit.token}", "Content-Type": "application/json"},
         )  # fmt: skip
+
+    def stops(self, known: Sequence[str] = ()) -> Any:
+        """What is to stop of what it holds, asked without waiting."""
+        question = {"worker_id": self.worker_id, "incarnation": self.incarnation, "known": list(known), "wait_s": 0}
+        headers = {"Authorization": f"Bearer {self.api.house.worker_token}"}
+        answer = self.api.http.post("/internal/v1/stops", json=question, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["units"]
 
     def beat(self, unit: Assignment, **body: Any) -> Any:
         return self.tell(unit, "heartbeat", body)

@@ -84,11 +84,14 @@ class HouseRules(RuleBasedStateMachine):
             mine = {u.state for u in units if u.job_id == job.id}
             if job.status in ("queued", "running"):
                 assert mine & {"queued", "running"}, f"{job.status} job is lost"
+            elif job.status == "paused":
+                assert "queued" not in mine, "a paused job gives out work"
+                assert job.reason is not None
             elif job.status == "cancelling":
                 assert "running" in mine
-                assert "queued" not in mine
+                assert not mine & {"queued", "paused"}
             else:
-                assert "queued" not in mine, f"{job.status} job still gives out work"
+                assert not mine & {"queued", "paused"}, f"{job.status} job still gives out work"
                 assert (job.status == "failed") == (job.reason is not None)
                 assert job.finished_at is not None
 

@@ -85,7 +85,7 @@ def test_heartbeats_keep_a_unit(api):
         api.clock.pass_(50)
         answer = worker.beat(unit)
         api.house.claims.reap()
-        assert answer.json() == {"cancel": False, "lease_s": 60.0}
+        assert answer.json() == {"cancel": False, "give_back": False, "lease_s": 60.0}
 
 
 def test_the_holder_of_the_newest_fence_may_report_late_if_nobody_took_the_unit(api):

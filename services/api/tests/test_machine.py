@@ -22,6 +22,7 @@ from sqlalchemy import Engine, create_engine, delete
 from aerie_api.house import House, Parts
 from aerie_api.jobs.service import NameInUse
 from aerie_api.leases.claims import LeaseLost
+from aerie_api.leases.worker_health import WorkerSetAside
 from aerie_api.settings import Settings
 from aerie_api.tables import Base
 from eagle3_core.jobs.graph import Slice, unit_key
@@ -30,7 +31,7 @@ from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Hea
 from eagle3_core.objects.manifest import UnitWriter
 
 QUEUES = ["prep", "extract", "train", "evaluate"]
-LIVING = {"queued", "running", "cancelling"}
+LIVING = {"queued", "running", "paused", "cancelling"}
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
 EXAMPLES = int(os.environ.get("AERIE_TEST_EXAMPLES", "20"))
 """Random histories a run; a night can afford thousands."""
@@ -99,6 +100,16 @@ class Machine(HouseRules):
             except NameInUse:
                 return
             self.retried.add(job.id)
+
+    @rule(pick=PICK)
+    def pause(self, pick: int) -> None:
+        if (job := self.some(pick, {"queued", "running", "paused"})) is not None:
+            self.jobs.pause(job.id)
+
+    @rule(pick=PICK)
+    def resume(self, pick: int) -> None:
+        if (job := self.some(pick, {"paused"})) is not None:
+            self.jobs.resume(job.id)
 
     # -- what workers do
 
@@ -190,7 +201,11 @@ class Machine(HouseRules):
 
     def take(self, worker: str, queues: list[str]) -> Assignment | None:
         who = ClaimRequest(worker_id=worker, incarnation=str(self.incarnations[worker]), queues=queues)
-        assignment = self.claims.claim(who)
+        try:
+            assignment = self.claims.claim(who)
+        except WorkerSetAside:
+            self.tools.house.workers.readmit(worker)
+            return None
         if assignment is not None:
             assert assignment.fence > self.fences.get(assignment.unit_run_id, 0), "a fence was used twice"
             self.fences[assignment.unit_run_id] = assignment.fence
@@ -245,6 +260,9 @@ class Machine(HouseRules):
         """Honest workers finish what is left, and every job ends."""
         rounds = 20
         try:
+            for job in self.rows("jobs"):
+                if job.status == "paused":
+                    self.jobs.resume(job.id)
             while any(j.status not in TERMINAL for j in self.rows("jobs")) and (rounds := rounds - 1):
                 self.tools.clock.pass_(61)
                 self.claims.reap()

@@ -1,5 +1,6 @@
 """The API's internal routes with a script instead of a database: tests say what it answers and read what it was told."""
 
+import contextlib
 import json
 import os
 import select
@@ -67,6 +68,9 @@ class ApiStub:
         self.cancel = False
         self.answers: dict[str, int | AerieError] = {}
         """Status or error to answer a route with instead of success."""
+        self.stops: dict[str, dict] = {}
+        self.stopping = threading.Condition()
+        self.closed = False
         self.server: ThreadingHTTPServer | None = None
         self.port = 0
         self.start()
@@ -77,7 +81,7 @@ class ApiStub:
 
     def start(self) -> None:
         """Listen; on the same port as before, if there was one."""
-        stub = self
+        stub, self.closed = self, False
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -94,6 +98,9 @@ class ApiStub:
     def stop(self) -> None:
         """Stop listening: the next call finds nobody."""
         assert self.server is not None
+        with self.stopping:
+            self.closed = True
+            self.stopping.notify_all()
         self.server.shutdown()
         self.server.server_close()
 
@@ -103,17 +110,33 @@ class ApiStub:
         answer = self.answers.get(word)
         token = request.headers["Authorization"].removeprefix("Bearer ")
         self.told[word].put((body, token))
-        if token != (TOKEN if word == "claim" else "attempt-token"):
+        if token != (TOKEN if word in ("claim", "stops") else "attempt-token"):
             return self._send(request, 401, {"code": "worker.token", "detail": "not a worker", "status": 401})
         if isinstance(answer, AerieError):
             return self._send(request, answer.status, answer.problem())
         if isinstance(answer, int):
             return self._send(request, answer, {})
         if word == "claim":
-            return self._claim(request)
+            return self._claim(request, body["only"] or body["queues"])
+        if word == "stops":
+            return self._stops(request, body)
         return self._send(request, 200, {"cancel": self.cancel, "lease_s": 60} if word == "heartbeat" else {})
 
-    def _claim(self, request: BaseHTTPRequestHandler) -> None:
+    def _stops(self, request: BaseHTTPRequestHandler, body: dict) -> None:
+        """Stays on the line until something is to stop that the worker does not know of."""
+        with self.stopping:
+            self.stopping.wait_for(lambda: set(self.stops) - set(body["known"]) or self.closed, body["wait_s"])
+            units = {unit: answer for unit, answer in self.stops.items() if unit not in body["known"]}
+        with contextlib.suppress(ConnectionError):  # the worker may have ended meanwhile
+            self._send(request, 200, {"units": units})
+
+    def stop_unit(self, unit: str, **answer: bool) -> None:
+        """Want `unit` to stop, as `answer` says (cancel or give_back)."""
+        with self.stopping:
+            self.stops[unit] = {"lease_s": 60, **answer}
+            self.stopping.notify_all()
+
+    def _claim(self, request: BaseHTTPRequestHandler, queues: list[str]) -> None:
         try:
             unit = self.units.get(timeout=0.2)
         except Empty:

@@ -30,7 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from aerie_api.engines import DatabaseAway, lock_file, postgres_engine, sqlite_engine
 from aerie_api.notices import Notices
 
-Topic = Literal["work", "news"]
+Topic = Literal["work", "news", "stops"]
 START_PATIENCE_S = 60.0
 """How long a starting process waits for Postgres to answer."""
 logger = logging.getLogger(__name__)

@@ -32,9 +32,12 @@ class Ready(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    status: Literal["ready"] = "ready"
+    status: Literal["ready", "degraded"] = "ready"
+    """`degraded`: everything works, and slower: workers find work by asking."""
     store_free_bytes: int | None
     """Room in the object store; null where it does not say."""
+    broker: str | None
+    """`ok`, or what it failed with; null where no broker is used."""
 
 
 @router.get("/healthz", operation_id="healthz")
@@ -45,7 +48,10 @@ def healthz() -> Alive:
 
 @router.get("/readyz", operation_id="readyz")
 def readyz(inside: Annotated[House, Depends(house_of)]) -> Ready:
-    """Whether database, object store and reaper work."""
+    """Whether database, object store and reaper work.
+
+    A broker that is away is said but is no reason to be taken out of service: without the API workers could not even ask.
+    """
     try:
         with inside.db.read() as session:
             session.execute(text("SELECT 1 FROM jobs LIMIT 1"))
@@ -55,4 +61,10 @@ def readyz(inside: Annotated[House, Depends(house_of)]) -> Ready:
     if inside.watched and not (inside.reaper.alive and inside.reaper.failing is None):
         why = inside.reaper.failing or "its thread has ended"
         raise NotReady(f"the reaper does not work: {why}", remedy="free disk space, or restart the API")
-    return Ready(store_free_bytes=free)
+    if inside.watched and inside.ringer is not None and not inside.ringer.alive:
+        raise NotReady("the thread that rings for work has ended", remedy="restart the API; its log says why it ended")
+    failing = inside.ringer.failing if inside.ringer is not None else None
+    return Ready(
+        status="degraded" if failing else "ready", store_free_bytes=free,
+        broker=None if inside.ringer is None else failing or "ok",
+    )  # fmt: skip

@@ -17,17 +17,21 @@ from typing import Any
 from fastapi import Request
 
 from aerie_api.bell import Bell
+from aerie_api.broker import Broker, CeleryBroker
 from aerie_api.db import Database, Topic
 from aerie_api.drafters.service import DrafterService
 from aerie_api.jobs.artifacts import ArtifactService
 from aerie_api.jobs.idempotency import Idempotency
 from aerie_api.jobs.reading import ReadingService
 from aerie_api.jobs.service import JobService, Preflight, Preflighted
-from aerie_api.leases.claims import Claims, Rules
+from aerie_api.leases.claims import Claims
+from aerie_api.leases.outbox import Outbox, Ringer
 from aerie_api.leases.planner import Planner, Reduce
 from aerie_api.leases.reaper import Reaper
+from aerie_api.leases.retries import Rules
 from aerie_api.leases.vetting import Vetting
 from aerie_api.settings import Settings
+from aerie_api.workers.service import WorkerService
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.spec import JobSpec
@@ -64,8 +68,10 @@ class Parts:
     clock: Callable[[], float] = time.time
     store: ObjectStore | None = None
     """Default: the store that the settings name."""
+    broker: Broker | None = None
+    """Default: Celery's, where the settings name a broker."""
     reaper: bool = True
-    """Whether the reaper's thread runs; tests call `claims.reap` themselves."""
+    """Whether the reaper's and the ringer's threads run; tests call `claims.reap` themselves."""
 
 
 class House:
@@ -73,7 +79,9 @@ class House:
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
-        self.work, self.news = Bell(), Bell()
+        self.bells: dict[Topic, Bell] = {"work": Bell(), "news": Bell(), "stops": Bell()}
+        self.work, self.news, self.stops = self.bells["work"], self.bells["news"], self.bells["stops"]
+        self.ringer: Ringer | None = None
         self.worker_token = worker_token(settings.token_file)
         self.store = parts.store or store_at(settings.store_url)
         self.db = Database(settings.database, self._ring, settings.database_connections)
@@ -83,19 +91,28 @@ class House:
             settings.lease_s, settings.max_attempts, settings.max_losses, settings.retry_base_s, settings.retry_max_s
         )
         self.idempotency = Idempotency(self.db, settings.idempotency_s, parts.clock)
-        self.claims = Claims(self.db, planner, vetting, rules, parts.clock)
+        self.claims = Claims(self.db, planner, vetting, rules, parts.clock, settings.stuck_factor)
         self.jobs = JobService(
             self.db, planner, vetting, self.idempotency, parts.preflight, settings.roots, parts.clock
         )
         self.reading = ReadingService(self.db)
         self.artifacts = ArtifactService(self.db, self.store)
         self.drafters = DrafterService(self.db)
+        self.workers = WorkerService(self.db, parts.clock)
+        self.broker = parts.broker or (
+            CeleryBroker(settings.broker, settings.broker_prefix) if settings.broker else None
+        )
+        if self.broker is not None:
+            outbox = Outbox(self.db, self.broker, settings.ring_again_s, parts.clock)
+            self.ringer = Ringer(outbox, settings.ring_again_s)
         self.reaper = Reaper(self.sweep, settings.reaper_interval_s)
         self.watched = parts.reaper
         """Whether the reaper is meant to run."""
 
     def _ring(self, topic: Topic) -> None:
-        (self.work if topic == "work" else self.news).ring()
+        self.bells[topic].ring()
+        if topic == "work" and self.ringer is not None:
+            self.ringer.hint()
 
     def open(self) -> None:
         """Begin: make good what the process's absence cost, then watch the leases."""
@@ -103,6 +120,8 @@ class House:
         self.idempotency.forget_unanswered()
         if self.watched:
             self.reaper.start()
+            if self.ringer is not None:
+                self.ringer.start()
 
     def sweep(self) -> None:
         """One pass of the reaper, unless another process is at it."""
@@ -113,9 +132,11 @@ class House:
 
     def close(self) -> None:
         """End."""
-        self.work.close()
-        self.news.close()
+        for bell in self.bells.values():
+            bell.close()
         self.reaper.stop()
+        if self.ringer is not None:
+            self.ringer.stop()
         self.db.close()
 
 

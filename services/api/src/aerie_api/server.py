@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let waiting workers and readers go, then stop. A signal handler: it takes no locks itself."""
         if self._loop is not None:
-            for bell in (self._house.work, self._house.news):
+            for bell in self._house.bells.values():
                 self._loop.call_soon_threadsafe(bell.close)
         super().handle_exit(sig, frame)
 

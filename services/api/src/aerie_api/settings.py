@@ -18,6 +18,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs import rings
 
 
 class InvalidSettings(AerieError):
@@ -89,6 +90,21 @@ class Settings(BaseSettings):
     reaper_interval_s: Annotated[float, Field(gt=0)] = 1.0
     """Time between two looks for expired leases."""
 
+    stuck_factor: Annotated[float, Field(ge=0)] = 1.0
+    """Scales how long a unit may stand still before its attempt is ended (30 to 60 minutes by stage); 0 = for ever."""
+
+    broker_url: SecretStr = SecretStr("")
+    """Redis (`redis://` or `rediss://`) over which Celery workers hear of work; empty = workers ask the API."""
+
+    broker_url_file: Path | None = None
+    """File that holds the broker's URL, in place of `broker_url`."""
+
+    broker_prefix: str = rings.PREFIX
+    """Prefix of every key on the broker; workers need the same."""
+
+    ring_again_s: Annotated[float, Field(gt=0)] = 10.0
+    """After so long without a claim, a unit whose ring is gone from the broker is rung for again."""
+
     max_attempts: Annotated[int, Field(ge=1)] = 3
     """Attempts of a unit that ended in an error before its job fails."""
 
@@ -157,6 +173,19 @@ class Settings(BaseSettings):
     def token_file(self) -> Path:
         """Where the worker token lies."""
         return self.worker_token_file or self.run_dir / "worker.token"
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL, with its password; empty for none. Raises InvalidSettings."""
+        if self.broker_url_file is None:
+            return self.broker_url.get_secret_value()
+        try:
+            return self.broker_url_file.read_text().strip()
+        except OSError as error:
+            raise InvalidSettings(
+                f"AERIE_BROKER_URL_FILE: {self.broker_url_file} cannot be read: {error.strerror}",
+                remedy="name a file that holds the broker's URL",
+            ) from None
 
     @property
     def loopback(self) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-LIVING = ("queued", "running", "cancelling")
-_LIVING_SQL = text("status IN ('queued', 'running', 'cancelling')")
+LIVING = ("queued", "running", "paused", "cancelling")
+_LIVING_SQL = text("status IN ('queued', 'running', 'paused', 'cancelling')")
+_OWED_SQL = text("state = 'queued' AND rung_at IS NULL")
 Document = dict[str, Any]
 
 
@@ -98,11 +99,17 @@ class Unit(Base):
     losses: Mapped[int] = mapped_column(default=0)
     preemptions: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[float] = mapped_column(default=0.0)
+    rung_at: Mapped[float | None]
+    """When the doorbell was rung for it; null while it still has to be (see `leases.outbox`)."""
     worker_id: Mapped[str | None] = mapped_column(String(128))
     incarnation: Mapped[str | None] = mapped_column(String(128))
     lease_expires_at: Mapped[float | None]
     last_heartbeat: Mapped[float | None]
     progress: Mapped[Document | None]
+    moved_at: Mapped[float | None]
+    """When the running attempt last got on: a new progress or a new value of a curve (see `leases.watchdog`)."""
+    longest_step_s: Mapped[float | None]
+    """The longest time that the running attempt has taken between two such moves."""
     manifest: Mapped[Document | None]
     result: Mapped[Document | None]
     reused_from: Mapped[str | None] = mapped_column(String(64))
@@ -115,6 +122,8 @@ class Unit(Base):
         Index("uq_units_place", "job_id", "stage", "unit_index", unique=True),
         Index("ix_units_queue", "state", "queue", "not_before"),
         Index("ix_units_lease", "state", "lease_expires_at"),
+        Index("ix_units_worker", "worker_id"),
+        Index("ix_units_owed", "not_before", sqlite_where=_OWED_SQL, postgresql_where=_OWED_SQL),
     )
 
 
@@ -133,6 +142,10 @@ class Attempt(Base):
     cause: Mapped[str | None] = mapped_column(String(16))
     """Null while it runs, `committed`, or a `Cause`."""
     problem: Mapped[Document | None]
+    blames_worker: Mapped[bool] = mapped_column(default=False)
+    """Whether it ended in a way that says something about its worker (see `leases.worker_health`)."""
+
+    __table_args__ = (Index("ix_attempts_worker", "worker_id", "ended_at"),)
 
 
 class CommitRow(Base):
@@ -212,6 +225,11 @@ class Worker(Base):
     queues: Mapped[list[str]]
     first_seen: Mapped[float]
     last_seen: Mapped[float]
+    set_aside: Mapped[Document | None]
+    """The problem for which it gets no more work, until a person readmits it."""
+    set_aside_at: Mapped[float | None]
+    readmitted_at: Mapped[float] = mapped_column(default=0.0)
+    """Attempts that ended before this moment are no longer held against it."""
 
 
 class Drafter(Base):

@@ -1,7 +1,8 @@
-"""`python -m aerie_worker`: a worker of the embedded house.
+"""`python -m aerie_worker`: a worker, of the embedded house or of a cluster.
 
 The token comes from a file that the environment names (AERIE_WORKER_TOKEN_FILE), never from the command line, which
-every process of the machine can read. AERIE_STORE and AERIE_FILE_ROOTS are handed to the child as they are.
+every process of the machine can read. AERIE_STORE and AERIE_FILE_ROOTS are handed to the child as they are; what opens the queue or the
+API is not.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
+from aerie_worker.doorbells import Doorbell
 from aerie_worker.doorbells.poll import Poll
 from aerie_worker.executors.local import Local
 from aerie_worker.worker import Worker
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.rings import PREFIX
 
 QUEUES = ("prep", "extract", "train", "evaluate")
 
@@ -52,6 +55,41 @@ def read_token(environment: dict[str, str]) -> str:
     return token
 
 
+class BrokerMissing(AerieError):
+    """The worker was told to listen to a broker and not where it is."""
+
+    code, status = "worker.broker", 500
+
+
+def broker_url(environment: Mapping[str, str]) -> str:
+    """The broker's URL, which holds a password: from AERIE_BROKER_URL_FILE or AERIE_BROKER_URL. Raises BrokerMissing."""
+    place = environment.get("AERIE_BROKER_URL_FILE", "")
+    try:
+        url = Path(place).read_text().strip() if place else environment.get("AERIE_BROKER_URL", "")
+    except OSError as error:
+        raise BrokerMissing(
+            f"{place} cannot be read: {error.strerror}", remedy="name a file that holds the broker's URL"
+        ) from None
+    if not url:
+        raise BrokerMissing(
+            "AERIE_DOORBELL=celery, and no broker", remedy="let AERIE_BROKER_URL_FILE name a file that holds its URL"
+        )
+    return url
+
+
+def doorbell(control: Control, name: str, queues: list[str], environment: Mapping[str, str]) -> Doorbell:
+    """What tells this worker that there is work: AERIE_DOORBELL is `poll` (default) or `celery`. Raises BrokerMissing."""
+    match environment.get("AERIE_DOORBELL", "poll"):
+        case "poll":
+            return Poll(control)
+        case "celery":
+            from aerie_worker.doorbells.celery import Rung
+
+            return Rung(control, broker_url(environment), queues, name, environment.get("AERIE_BROKER_PREFIX", PREFIX))
+        case other:
+            raise BrokerMissing(f"AERIE_DOORBELL={other}", remedy="set it to poll or celery")
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m aerie_worker", description="Claims units and runs them.")
@@ -77,7 +115,7 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
         place = environment.get("AERIE_SCRATCH")
         scratch = Path(place) / options.worker_id if place else Path(tempfile.mkdtemp(prefix="aerie-worker-"))
         executor = Local(scratch, environment, inbox, lambda: child(not options.no_preload))
-        worker = Worker(control, Poll(control), executor, inbox)
+        worker = Worker(control, doorbell(control, options.worker_id, queues, environment), executor, inbox)
         worker.install()
         return worker.run()
     except AerieError as error:

@@ -10,14 +10,23 @@ fences it, and a commit that was stored already is answered as if it were new.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import ValidationError
 
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Heartbeat, HeartbeatAnswer
+from eagle3_core.jobs.wire import (
+    Assignment,
+    ClaimRequest,
+    Commit,
+    Failure,
+    Heartbeat,
+    HeartbeatAnswer,
+    Stops,
+    StopsAnswer,
+)
 
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
@@ -34,6 +43,12 @@ class LeaseLost(AerieError):
     """The unit belongs to another attempt; nothing this one did counts."""
 
     code, status = "lease.lost", 409
+
+
+class SetAside(AerieError):
+    """The worker failed unit after unit and gets no more work until a person readmits it."""
+
+    code, status = "worker.set_aside", 409
 
 
 class Refused(AerieError):
@@ -74,9 +89,13 @@ class Control:
         self._token = token
         self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues)
 
-    def claim(self, wait_s: float) -> Assignment | None:
-        """A unit to run, or None when none came within `wait_s` seconds. Raises Unreachable, Refused."""
-        request = self._who.model_copy(update={"wait_s": wait_s})
+    def claim(self, wait_s: float, queues: list[str] | None = None) -> Assignment | None:
+        """A unit to run (of `queues`; default: all that this worker serves), or None when none came within `wait_s` seconds.
+
+        Raises Unreachable, Refused, SetAside.
+        """
+        only = {} if queues is None else {"only": queues}
+        request = self._who.model_copy(update={"wait_s": wait_s, **only})
         response = self._post("/claim", request.model_dump(), self._token, timeout_s=wait_s + TIMEOUT_S)
         return None if response.status_code == 204 else _read(Assignment, response)
 
@@ -84,6 +103,17 @@ class Control:
         """Extend the lease and hand on the news. Raises Unreachable, LeaseLost, Refused."""
         route = f"/units/{assignment.unit_run_id}/heartbeat"
         return _read(HeartbeatAnswer, self._post(route, beat.model_dump(mode="json"), assignment.token))
+
+    def stops(self, known: Collection[str], wait_s: float) -> dict[str, HeartbeatAnswer]:
+        """What is to stop of what this worker holds, but for the units `known`; waits up to `wait_s` for something.
+
+        Raises Unreachable, Refused.
+        """
+        question = Stops(
+            worker_id=self._who.worker_id, incarnation=self._who.incarnation, known=list(known), wait_s=wait_s
+        )
+        response = self._post("/stops", question.model_dump(), self._token, timeout_s=wait_s + TIMEOUT_S)
+        return _read(StopsAnswer, response).units
 
     def commit(self, assignment: Assignment, commit: Commit) -> None:
         """Make the unit's output count. Raises Unreachable, LeaseLost, Refused."""
@@ -110,6 +140,8 @@ class Control:
         error = AerieError.from_problem(_problem(response))
         if error.code == LeaseLost.code:
             raise LeaseLost(error.detail, remedy=error.remedy)
+        if error.code == SetAside.code:
+            raise SetAside(error.detail, remedy=error.remedy)
         raise Refused(f"{route} answers {response.status_code}: {error.detail}", remedy=error.remedy)
 
 

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aerie_worker.claim import Control, LeaseLost, Refused, Unreachable, pauses
-from eagle3_core.jobs.wire import Assignment, Heartbeat, LogLine, Metric, Progress
+from eagle3_core.jobs.wire import Assignment, Heartbeat, HeartbeatAnswer, LogLine, Metric, Progress
 
 EVERY_S, NEWS_EVERY_S = 10.0, 1.0
 MOST_LINES, MOST_METRICS = 400, 4000
@@ -21,12 +22,29 @@ MOST_LINES, MOST_METRICS = 400, 4000
 log = logging.getLogger("aerie.worker")
 
 
+@dataclass(frozen=True)
 class CancelAsked:
     """A person wants the unit to stop."""
+
+    unit_run_id: str
+
+
+@dataclass(frozen=True)
+class GiveBackAsked:
+    """The job is paused: what the unit has is to be saved for later."""
+
+    unit_run_id: str
 
 
 class LeaseGone:
     """Another attempt owns the unit."""
+
+
+def wish_of(unit_run_id: str, answer: HeartbeatAnswer) -> CancelAsked | GiveBackAsked | None:
+    """What `answer` asks of a unit's holder."""
+    if answer.cancel:
+        return CancelAsked(unit_run_id)
+    return GiveBackAsked(unit_run_id) if answer.give_back else None
 
 
 class News:
@@ -113,8 +131,9 @@ class Pulse:
             last = time.monotonic()
             quiet_until = last + NEWS_EVERY_S
             try:
-                if self._control.heartbeat(self._assignment, beat).cancel:
-                    self._emit(CancelAsked())
+                answer = self._control.heartbeat(self._assignment, beat)
+                if (wish := wish_of(self._assignment.unit_run_id, answer)) is not None:
+                    self._emit(wish)
                 waits = pauses()
             except LeaseLost:
                 self._emit(LeaseGone())

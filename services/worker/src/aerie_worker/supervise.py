@@ -5,7 +5,7 @@ worker), so the order of events is the order of decisions and nothing waits for 
 stops nothing: the child computes on, and the fence decides at the commit whether the work still counts.
 
     cancelled    SIGTERM, 25 s to save, then SIGKILL to the whole process group
-    preempted    the same, but what finishes in time is committed
+    preempted    (or the job was paused) the same, but what finishes in time is committed
     lease lost   SIGKILL at once, nothing is uploaded: the unit is another worker's
 """
 
@@ -20,7 +20,7 @@ from queue import Empty
 
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
 from aerie_worker.claim import Control, LeaseLost, Refused, Unreachable, insist
-from aerie_worker.pulse import CancelAsked, LeaseGone, Pulse
+from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Commit, Failure, LogLine
@@ -123,7 +123,11 @@ class Attempt:
                     self._kill()
                     return None
                 case CancelAsked():
-                    self._ask_to_stop(Cause.CANCELLED)
+                    if event.unit_run_id == self._unit.unit_run_id:
+                        self._ask_to_stop(Cause.CANCELLED)
+                case GiveBackAsked():
+                    if event.unit_run_id == self._unit.unit_run_id:
+                        self._ask_to_stop(Cause.PREEMPTED)
                 case StopAsked():
                     self._ask_to_stop(Cause.PREEMPTED)
                 case _:  # KillAsked

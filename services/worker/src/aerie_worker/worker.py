@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import signal
 import threading
 import time
@@ -15,13 +16,17 @@ from collections.abc import Generator
 from types import FrameType
 
 from aerie_worker.children import Inbox
-from aerie_worker.claim import Control, Unreachable, pauses
+from aerie_worker.claim import Control, SetAside, Unreachable, pauses
 from aerie_worker.doorbells import Doorbell
+from aerie_worker.ear import Ear
 from aerie_worker.executors.local import Local
 from aerie_worker.supervise import EX_TEMPFAIL, Attempt, KillAsked, StopAsked
 
 REPORTING_S = 20.0
 """How long a worker that is asked to stop tries to report to an API that is away."""
+
+ASIDE_S = 30.0
+"""How often, about, a worker that was set aside asks whether it was readmitted."""
 
 log = logging.getLogger("aerie.worker")
 
@@ -54,8 +59,10 @@ class Worker:
     def run(self) -> int:
         """Work until asked to stop; the exit status. Raises Refused when the API does not take this worker."""
         self._executor.warm_up()
+        ear = Ear(self._control, lambda wish: self._inbox.put((None, wish)))
+        ear.start()
         waits = pauses()
-        away = False
+        away = aside = False
         while not self._asked:
             try:
                 with self._door():
@@ -68,13 +75,24 @@ class Worker:
                 away = True
                 self._pause(next(waits))
                 continue
+            except SetAside as error:
+                if not aside:
+                    log.error("%s", error.text())
+                aside = True
+                self._pause(ASIDE_S * (0.5 + random.random()))  # noqa: S311 - to spread a fleet
+                continue
+            if aside:
+                log.info("readmitted")
+            aside = False
             if away:
                 log.info("the API is back")
             away, waits = False, pauses()
             if assignment is not None:
                 attempt = Attempt(self._control, self._executor.child_for(assignment), assignment, self._inbox)
                 attempt.run(self._pause_to_report)
+        ear.close()
         self._executor.close()
+        self._doorbell.close()
         return EX_TEMPFAIL
 
     @contextlib.contextmanager

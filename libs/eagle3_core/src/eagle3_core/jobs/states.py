@@ -16,6 +16,7 @@ class JobStatus(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     CANCELLING = "cancelling"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -37,6 +38,8 @@ class UnitState(StrEnum):
     PENDING = "pending"
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
+    """Waits for its job to be resumed; nobody may claim it."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -52,14 +55,21 @@ class Cause(StrEnum):
 
 
 JOB_MOVES: dict[JobStatus, frozenset[JobStatus]] = {
-    JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.SUCCEEDED}),
-    JobStatus.RUNNING: frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.CANCELLED}),
+    JobStatus.QUEUED: frozenset(
+        {JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.SUCCEEDED}
+    ),
+    JobStatus.RUNNING: frozenset(
+        {JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.CANCELLED}
+    ),
+    JobStatus.PAUSED: frozenset(
+        {JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.CANCELLED}
+    ),
     JobStatus.CANCELLING: frozenset({JobStatus.CANCELLED}),
     JobStatus.SUCCEEDED: frozenset(),
     JobStatus.FAILED: frozenset({JobStatus.QUEUED}),
     JobStatus.CANCELLED: frozenset({JobStatus.QUEUED}),
 }
-"""Allowed changes of a job's status; failed and cancelled jobs come back only by `retry`."""
+"""Allowed changes of a job's status; failed and cancelled jobs come back only by `retry`, paused ones by `resume`."""
 
 
 class IllegalMove(AerieError):

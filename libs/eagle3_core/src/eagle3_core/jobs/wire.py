@@ -121,7 +121,26 @@ class HeartbeatAnswer(Message):
     """What the API wants: go on, or stop."""
 
     cancel: bool = False
+    """Stop; what the unit makes is no longer wanted."""
+    give_back: bool = False
+    """Stop and save; the unit goes on when its job is resumed."""
     lease_s: float
+
+
+class Stops(Message):
+    """A worker asks what is to stop of what it holds, and waits up to `wait_s` for something."""
+
+    worker_id: str
+    incarnation: str
+    known: list[str] = Field(default_factory=list[str], max_length=64)
+    """Units of which it knows."""
+    wait_s: float = Field(default=20.0, ge=0, le=60)
+
+
+class StopsAnswer(Message):
+    """What is to stop, by unit; empty when nothing is."""
+
+    units: dict[str, HeartbeatAnswer]
 
 
 class Output(Message):
@@ -162,6 +181,9 @@ class ClaimRequest(Message):
     incarnation: str
     """Changes with every start of the worker: leases of an earlier incarnation are free at once."""
     queues: list[str]
+    """What the worker serves."""
+    only: list[str] | None = None
+    """What it asks for now, of `queues`; null = all."""
     wait_s: float = Field(default=20.0, ge=0, le=60)
 
 

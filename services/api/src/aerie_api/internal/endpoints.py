@@ -16,9 +16,9 @@ from starlette.concurrency import run_in_threadpool
 from aerie_api.bell import Bell
 from aerie_api.engines import unavailable
 from aerie_api.house import House, house_of
-from aerie_api.internal.schemas import Claim, Done
+from aerie_api.internal.schemas import Claim, Done, StopsQuestion
 from aerie_api.leases.claims import Claims, UnknownToken
-from eagle3_core.jobs.wire import Assignment, Commit, Failure, Heartbeat, HeartbeatAnswer
+from eagle3_core.jobs.wire import Assignment, Commit, Failure, Heartbeat, HeartbeatAnswer, StopsAnswer
 
 AWAY_PAUSE_S = 0.5
 """Time between two looks for a database that is away."""
@@ -37,6 +37,14 @@ def bearer(authorization: Annotated[str, Header()] = "") -> str:
 Token = Annotated[str, Depends(bearer)]
 
 
+def check_worker(token: str, inside: House) -> None:
+    """Raise UnknownToken unless `token` is the fleet's."""
+    if not hmac.compare_digest(token.encode(), inside.worker_token.encode()):
+        raise UnknownToken(
+            "the token is not the worker token", remedy="read it from the file that AERIE_WORKER_TOKEN_FILE names"
+        )
+
+
 @router.post(
     "/claim",
     operation_id="claim_unit",
@@ -45,10 +53,7 @@ Token = Annotated[str, Depends(bearer)]
 )
 async def claim(request: Request, claim: Claim, token: Token, inside: Inside) -> Response:
     """Ask for a unit; wait for one up to `wait_s`."""
-    if not hmac.compare_digest(token.encode(), inside.worker_token.encode()):
-        raise UnknownToken(
-            "the token is not the worker token", remedy="read it from the file that AERIE_WORKER_TOKEN_FILE names"
-        )
+    check_worker(token, inside)
     assignment = await wait_for_work(request, claim, inside.claims, inside.work)
     if assignment is None:
         return Response(status_code=204)
@@ -64,7 +69,7 @@ async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Be
             try:
                 if (assignment := await run_in_threadpool(claims.claim, claim)) is not None:
                     return assignment
-                due = await run_in_threadpool(claims.next_due, claim.queues)
+                due = await run_in_threadpool(claims.next_due, claim.only or claim.queues)
             except SQLAlchemyError as error:  # the database is away: who waits anyway waits for it too
                 if unavailable(error) is None or left <= AWAY_PAUSE_S:
                     raise
@@ -73,6 +78,20 @@ async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Be
                 return None
             await waiter.heard(left if due is None else min(left, max(due, 0.01)))
     return None
+
+
+@router.post("/stops", operation_id="hear_stops")
+async def stops(request: Request, question: StopsQuestion, token: Token, inside: Inside) -> StopsAnswer:
+    """What is to stop of what a worker holds; stays on the line up to `wait_s`, so that a stop is heard at once."""
+    check_worker(token, inside)
+    deadline = time.monotonic() + question.wait_s
+    with inside.stops.listen() as waiter:
+        while True:
+            units = await run_in_threadpool(inside.claims.stops, question)
+            left = deadline - time.monotonic()
+            if units or left <= 0 or inside.stops.closed or await request.is_disconnected():
+                return StopsAnswer(units=units)
+            await waiter.heard(left)
 
 
 @router.post("/units/{unit_run_id}/heartbeat", operation_id="heartbeat_unit")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from eagle3_core.jobs.graph import Queue
-from eagle3_core.jobs.wire import ClaimRequest
+from eagle3_core.jobs.wire import ClaimRequest, Stops
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
@@ -18,6 +18,14 @@ class Claim(ClaimRequest):
     worker_id: Name
     incarnation: Name
     queues: Annotated[list[Queue], Field(min_length=1, max_length=16)]  # type: ignore[assignment]
+    only: Annotated[list[Queue], Field(min_length=1, max_length=16)] | None = None  # type: ignore[assignment]
+
+
+class StopsQuestion(Stops):
+    """A question whose names fit the database."""
+
+    worker_id: Name
+    incarnation: Name
 
 
 class Done(BaseModel):

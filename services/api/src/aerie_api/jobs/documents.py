@@ -13,6 +13,7 @@ from typing import Any
 
 from aerie_api.drafters.schemas import AcceptanceLength
 from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageStatus
+from aerie_api.jobs.waiting import Fleet, why_waiting
 from aerie_api.leases.planner import stage_name
 from aerie_api.problems import Problem
 from aerie_api.tables import Job as JobRow
@@ -29,8 +30,7 @@ MIN_SHARE = 0.02
 class Surroundings:
     """What a job's document says beyond the job's own rows."""
 
-    queues_served: frozenset[str]
-    """Queues that a worker seen lately serves."""
+    fleet: Fleet
     jobs_ahead: int
     past_seconds: Mapping[str, float]
     """How long each stage took the last time it ran."""
@@ -45,7 +45,7 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
     return Job(
         id=job.id, name=job.name, status=JobStatus(job.status), stage=stage_name(job.stage) if job.stage else None,
         stages=shown, created_at=job.created_at, started_at=job.started_at, finished_at=job.finished_at,
-        estimated_finish=_estimated_finish(job, shown, around), why_queued=why_queued(job, units, around),
+        estimated_finish=_estimated_finish(job, shown, around), why_queued=why_waiting(job, units, around.fleet, around.jobs_ahead),
         reason=Problem.model_validate(job.reason) if job.reason else None,
         verdict=figures.get("verdict"), reasons=figures.get("reasons"),
         acceptance_length=AcceptanceLength.model_validate(length) if length else None,
@@ -119,20 +119,3 @@ def _estimated_finish(job: JobRow, stages: Sequence[StageStatus], around: Surrou
     later = [around.past_seconds.get(s.name) for s in stages if s.state == UnitState.PENDING]
     known = [s for s in later if s is not None]
     return now.last_heartbeat + now.estimated_remaining_seconds + sum(known) if len(known) == len(later) else None
-
-
-def why_queued(job: JobRow, units: Sequence[Unit], around: Surroundings) -> str | None:
-    """Why nothing of a living job runs, in words."""
-    waiting = [u for u in units if u.state == UnitState.QUEUED]
-    if job.status not in (JobStatus.QUEUED, JobStatus.RUNNING) or not waiting:
-        return None
-    if any(u.state == UnitState.RUNNING for u in units):
-        return None
-    first = waiting[0]
-    if first.queue not in around.queues_served:
-        return f"no worker serves queue {first.queue!r}, which {first.stage} needs; start one with `aerie up`"
-    if first.failures or first.losses:
-        return f"{first.stage} unit {first.index} is tried again after a pause"
-    if around.jobs_ahead:
-        return f"{around.jobs_ahead} older job{'s' * (around.jobs_ahead > 1)} first"
-    return "waiting for a worker to become free"

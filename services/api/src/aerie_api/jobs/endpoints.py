@@ -99,6 +99,18 @@ def cancel_job(job_id: str, inside: Inside) -> Job:
     return inside.jobs.cancel(job_id)
 
 
+@router.post("/jobs/{job_id}/pause", status_code=202, operation_id="pause_job")
+def pause_job(job_id: str, inside: Inside) -> Job:
+    """Let a living job wait. Its running units save and give their place back; nothing is lost."""
+    return inside.jobs.pause(job_id)
+
+
+@router.post("/jobs/{job_id}/resume", status_code=202, operation_id="resume_job")
+def resume_job(job_id: str, inside: Inside) -> Job:
+    """Let a paused job go on from where it stood."""
+    return inside.jobs.resume(job_id)
+
+
 @router.post("/jobs/{job_id}/retry", status_code=202, operation_id="retry_job")
 def retry_job(job_id: str, inside: Inside) -> Job:
     """Take a failed or cancelled job up again where it stopped; what it has is kept."""

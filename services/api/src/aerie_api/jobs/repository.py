@@ -53,6 +53,11 @@ class JobRepository:
             raise JobMissing(f"no job {job_id!r}", remedy="GET /jobs lists the jobs")
         return job
 
+    @staticmethod
+    def paused(session: Session) -> list[Job]:
+        """The paused jobs of every tenant, oldest first: for what the house itself decides."""
+        return list(session.scalars(select(Job).where(Job.status == "paused").order_by(Job.number).with_for_update()))
+
     def living_named(self, name: str) -> Job | None:
         """The living job called `name`."""
         return self.session.scalar(self._jobs().where(Job.name == name, Job.status.in_(LIVING)))

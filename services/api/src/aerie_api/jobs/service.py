@@ -18,8 +18,9 @@ from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import TENANT, JobRepository
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
 from aerie_api.leases.endings import drop, finish_cancel, move
+from aerie_api.leases.pausing import by_person, pause, resume
 from aerie_api.leases.planner import Planner
-from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository
+from aerie_api.leases.repository import WORKER_GONE_S, CommitRepository, UnitRepository, WorkerRepository
 from aerie_api.leases.vetting import Vetting
 from aerie_api.tables import Job as JobRow
 from aerie_api.tables import StageRow, Unit
@@ -28,9 +29,6 @@ from eagle3_core.jobs.graph import STAGES, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.states import IllegalMove, JobStatus, UnitState
 from eagle3_core.jobs.wire import ManifestRef
-
-WORKER_GONE_S = 150.0
-"""A worker that has asked for nothing for so long is not counted on; a long poll takes up to 60 s."""
 
 
 class NameInUse(AerieError):
@@ -175,15 +173,35 @@ class JobService:
             return self._documents(session, [job])[0]
 
     def _cancel(self, session: Session, job: JobRow, now: float) -> None:
-        units = UnitRepository(session)
-        for unit in units.of_job(job.id, [UnitState.QUEUED]):
+        units, job.reason = UnitRepository(session), None
+        for unit in units.of_job(job.id, [UnitState.QUEUED, UnitState.PAUSED]):
             drop(unit, UnitState.CANCELLED, now)
         if running := units.of_job(job.id, [UnitState.RUNNING]):
             move(job, JobStatus.CANCELLING)
+            tell(session, "stops")
             said = f"cancel asked for; {len(running)} running unit{'s' * (len(running) > 1)} to stop"
             History(session).event(job, now, "job.cancelling", said, "warning")
         else:
             finish_cancel(session, job, now)
+
+    def pause(self, job_id: str) -> Job:
+        """Let a living job wait: what runs is asked to save and give its place back. Raises JobMissing, IllegalMove."""
+        now = self._clock()
+        with self._db.write() as session:
+            job = JobRepository(session).locked(job_id)
+            pause(session, job, by_person(), now)
+            session.flush()
+            return self._documents(session, [job])[0]
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on. Raises JobMissing, IllegalMove."""
+        now = self._clock()
+        with self._db.write() as session:
+            job = JobRepository(session).locked(job_id)
+            resume(session, job, now)
+            self._planner.advance(session, job)
+            session.flush()
+            return self._documents(session, [job])[0]
 
     def retry(self, job_id: str) -> Job:
         """Take a failed or cancelled job up again where it stopped; committed units are kept if their objects are there.
@@ -236,7 +254,7 @@ class JobService:
     def _revive(self, session: Session, job: JobRow) -> None:
         units = UnitRepository(session)
         for unit in units.of_job(job.id, [UnitState.FAILED, UnitState.CANCELLED]):
-            unit.state, unit.not_before, unit.finished_at = UnitState.QUEUED, 0.0, None
+            unit.state, unit.not_before, unit.finished_at, unit.rung_at = UnitState.QUEUED, 0.0, None, None
             unit.attempt = unit.failures = unit.losses = unit.preemptions = 0
         running = units.of_job(job.id, [UnitState.RUNNING])
         for stage in JobRepository(session).stages(job.id):
@@ -267,12 +285,12 @@ class JobService:
         units: dict[str, list[Unit]] = {job_id: [] for job_id in ids}
         for unit in UnitRepository(session).figures_of(ids):
             units[unit.job_id].append(unit)
-        served = frozenset(WorkerRepository(session).serving(self._clock() - WORKER_GONE_S))
+        fleet = WorkerRepository(session).fleet(self._clock() - WORKER_GONE_S)
         past = repository.past_seconds() if any(job.status == JobStatus.RUNNING for job in jobs) else {}
         return [
             job_document(
                 job, stages[job.id], units[job.id],
-                Surroundings(served, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past),
+                Surroundings(fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past),
             )
             for job in jobs
         ]  # fmt: skip

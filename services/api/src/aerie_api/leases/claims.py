@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -19,10 +18,13 @@ from sqlalchemy.orm import Session
 from aerie_api.db import Database
 from aerie_api.jobs.history import History
 from aerie_api.jobs.repository import JobMissing, JobRepository
-from aerie_api.leases.endings import WorkerLost, drop, fail_job, move, requeue, settle_cancel, stage_row
-from aerie_api.leases.planner import Planner
-from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository, living
+from aerie_api.leases.endings import drop, move, settle_cancel, stage_row
+from aerie_api.leases.planner import Planner, stage_name
+from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository, living, wanted
+from aerie_api.leases.retries import Retries, Rules
 from aerie_api.leases.vetting import Vetting
+from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
+from aerie_api.leases.worker_health import WorkerSetAside, judge
 from aerie_api.tables import CommitRow, Job, Unit
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import Cause, JobStatus, UnitState
@@ -34,6 +36,7 @@ from eagle3_core.jobs.wire import (
     Heartbeat,
     HeartbeatAnswer,
     Output,
+    Stops,
 )
 
 
@@ -49,39 +52,34 @@ class UnknownToken(AerieError):
     code, status = "worker.unauthorised", 401
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How long leases last and how often a unit is tried."""
-
-    lease_s: float
-    max_attempts: int
-    max_losses: int
-    retry_base_s: float
-    retry_max_s: float
-
-    def pause(self, times: int) -> float:
-        """Seconds to wait after the `times`-th bad end."""
-        return min(self.retry_base_s * 2 ** min(times - 1, 30), self.retry_max_s)
-
-
 class Claims:
     """The lease machinery, over one database."""
 
     def __init__(
-        self, db: Database, planner: Planner, vetting: Vetting, rules: Rules, clock: Callable[[], float]
-    ) -> None:
+        self, db: Database, planner: Planner, vetting: Vetting, rules: Rules, clock: Callable[[], float],
+        stuck_factor: float = 1.0,
+    ) -> None:  # fmt: skip
         self._db = db
         self._planner = planner
         self._vetting = vetting
         self._rules = rules
+        self._retries = Retries(rules)
         self._clock = clock
+        self._stuck_factor = stuck_factor
 
     # -- claiming
 
     def claim(self, request: ClaimRequest) -> Assignment | None:
-        """The next unit for a worker, or None. What an earlier incarnation of the worker held is free at once."""
-        self._free_earlier(request)
+        """The next unit for a worker, or None. What an earlier incarnation of the worker held is free at once.
+
+        Raises WorkerSetAside.
+        """
+        refusal = self._free_earlier(request)
         self.reap()
+        if refusal is not None:
+            with self._db.write() as session:
+                WorkerRepository(session).seen(request, self._clock())
+            raise WorkerSetAside(str(refusal.get("detail")), remedy=str(refusal.get("remedy")))
         while True:
             assignment, missed = self._claim(request)
             if not missed:
@@ -92,9 +90,10 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             units, assignment, missed = UnitRepository(session), None, False
-            if (place := units.next_place(request.queues, now)) is not None:
+            queues = request.only or request.queues
+            if (place := units.next_place(queues, now)) is not None:
                 job = JobRepository(session, place[0]).locked(place[1])
-                unit = units.next_of(job.id, request.queues, now)
+                unit = units.next_of(job.id, queues, now)
                 token = secrets.token_urlsafe(32)
                 missed = unit is None
                 if unit is not None and units.take(unit, request, token, now, self._rules.lease_s):
@@ -127,11 +126,12 @@ class Claims:
         with self._db.write() as session:
             unit, job = self._locked(session, unit_id)
             self._hold(session, unit, token, now)
+            note_move(unit, heartbeat, now)
             if heartbeat.progress is not None:
                 unit.progress = heartbeat.progress.model_dump(mode="json")
                 job.version += 1
             self._record(session, job, unit, heartbeat, now)
-            return HeartbeatAnswer(cancel=not living(job), lease_s=self._rules.lease_s)
+            return self._answer(job)
 
     def commit(self, unit_id: str, token: str, commit: Commit) -> None:
         """End a unit with its result. The same commit again changes nothing.
@@ -149,7 +149,7 @@ class Claims:
             for output in (commit.output, *commit.also):
                 CommitRepository(session, unit.tenant).add(_commit_row(output, job, now))
             self._record(session, job, unit, commit, now)
-            UnitRepository(session).end_attempt(unit, now, "committed", None)
+            UnitRepository(session).end_attempt(unit, now, "committed", None, blames_worker=False)
             drop(unit, UnitState.SUCCEEDED, now)
             unit.manifest, unit.result = commit.output.manifest.model_dump(), commit.output.result
             unit.seconds = max(0.0, commit.seconds)
@@ -165,19 +165,27 @@ class Claims:
             self._hold(session, unit, token, now)
             self._record(session, job, unit, failure, now)
             problem = self._vetting.problem(failure)
-            UnitRepository(session).end_attempt(unit, now, failure.cause, problem)
-            if not living(job):
-                self._stop(session, job, unit, now)
-            elif failure.cause in (Cause.PREEMPTED, Cause.CANCELLED):
-                unit.preemptions += 1
-                requeue(session, unit, now)
-                self._tell(
-                    session, job, unit, now, "unit.preempted", "gave its place back and goes on elsewhere", "info"
-                )
-            elif failure.cause == Cause.WORKER_LOST and failure.retryable:
-                self._try_again_after_loss(session, job, unit, now, problem, pause=True)
-            else:
-                self._try_again(session, job, unit, now, problem, failure.retryable)
+            worker, blamed = unit.worker_id, failure.cause == Cause.FAILED and failure.retryable
+            self._retries.ended(
+                session, job, unit, now, failure.cause, problem, retryable=failure.retryable, blames_worker=blamed
+            )
+            if blamed and worker is not None:
+                session.flush()
+                judge(session, job, worker, now)
+
+    def stops(self, question: Stops) -> dict[str, HeartbeatAnswer]:
+        """What is to stop of what a worker holds, but for what it knows of."""
+        with self._db.read() as session:
+            held = UnitRepository(session).held_by(question.worker_id, question.incarnation)
+            answers = {
+                unit_id: self._answer(job) for unit_id, job in held if not living(job) and unit_id not in question.known
+            }
+        return answers
+
+    def _answer(self, job: Job) -> HeartbeatAnswer:
+        return HeartbeatAnswer(
+            cancel=not wanted(job), give_back=wanted(job) and not living(job), lease_s=self._rules.lease_s
+        )
 
     def _locked(self, session: Session, unit_id: str) -> tuple[Unit, Job]:
         """The unit and its job, which is locked. Raises LeaseLost when there is no such unit any more."""
@@ -218,22 +226,38 @@ class Claims:
         if not isinstance(report, Failure):
             history.measure(job, unit, report.metrics, now)
 
-    # -- bad ends
+    # -- silence and standstill
 
     def reap(self) -> None:
-        """Take back every unit whose lease is over. Mostly none is: then nobody is kept from writing."""
-        now = self._clock()
+        """Take back every unit whose lease is over or that stands still. Mostly none is: then no writer has to wait."""
+        now, factor = self._clock(), self._stuck_factor
         with self._db.read() as session:
-            expired = UnitRepository(session).expired(now)
+            units = UnitRepository(session)
+            expired = units.expired(now)
+            still = units.not_moved_since(now - least_patience_s(factor)) if factor else []
         for unit in expired:
             silent = now - (unit.last_heartbeat or now)
             self._take_back(unit, f"worker {unit.worker_id} was silent for {silent:.0f} s", silent=True)
+        for unit in still:
+            self._end_stuck(unit)
 
-    def _free_earlier(self, request: ClaimRequest) -> None:
+    def _end_stuck(self, seen: Unit) -> None:
+        now = self._clock()
+        with suppress(LeaseLost), self._db.write() as session:
+            unit, job = self._locked(session, seen.id)
+            if (unit.state, unit.fence) != (UnitState.RUNNING, seen.fence):
+                return
+            if (why := stuck(unit, stage_name(unit.stage), self._stuck_factor, now)) is not None:
+                self._retries.ended(session, job, unit, now, Cause.FAILED, why.problem())
+
+    def _free_earlier(self, request: ClaimRequest) -> dict[str, Any] | None:
+        """Take back what an earlier start of the worker held; the problem for which it was set aside, if it was."""
         with self._db.read() as session:
+            refusal = WorkerRepository(session).refusal(request.worker_id)
             held = UnitRepository(session).of_earlier_incarnation(request.worker_id, request.incarnation)
         for unit in held:
             self._take_back(unit, f"worker {request.worker_id} was started again", silent=False)
+        return refusal
 
     def _take_back(self, seen: Unit, why: str, *, silent: bool) -> None:
         """End the attempt that held `seen`, which was read without a lock: it may have ended since, or been heard of."""
@@ -242,60 +266,13 @@ class Claims:
             if (unit.state, unit.fence) != (seen.state, seen.fence):
                 return
             if not silent or unit.lease_expires_at == seen.lease_expires_at:
-                self._lose(session, job, unit, self._clock(), why, pause=silent)
+                self._retries.lost(session, job, unit, self._clock(), why, pause=silent)
 
     def extend_all(self) -> None:
         """Give every holder a full lease: while the API was away nobody could report."""
+        now = self._clock()
         with self._db.write() as session:
-            UnitRepository(session).extend_all(self._clock() + self._rules.lease_s)
-
-    def _lose(self, session: Session, job: Job, unit: Unit, now: float, why: str, *, pause: bool) -> None:
-        problem = WorkerLost(
-            f"{unit.stage} unit {unit.index}: {why}",
-            remedy="see the worker's own log and the machine's for why it died (often: out of memory), then retry the job",
-        ).problem()
-        UnitRepository(session).end_attempt(unit, now, Cause.WORKER_LOST, problem)
-        if not living(job):
-            self._stop(session, job, unit, now)
-        else:
-            self._try_again_after_loss(session, job, unit, now, problem, pause=pause)
-
-    def _try_again_after_loss(
-        self, session: Session, job: Job, unit: Unit, now: float, problem: dict[str, Any], *, pause: bool
-    ) -> None:
-        unit.losses += 1
-        if unit.losses >= self._rules.max_losses:
-            return self._give_up(session, job, unit, now, problem)
-        requeue(session, unit, now + (self._rules.pause(unit.losses) if pause else 0.0))
-        said = f"{problem.get('detail')}; loss {unit.losses} of at most {self._rules.max_losses}, queued again"
-        self._tell(session, job, unit, now, "unit.lost", said, "warning", problem=problem)
-
-    def _try_again(
-        self, session: Session, job: Job, unit: Unit, now: float, problem: dict[str, Any], retryable: bool
-    ) -> None:
-        unit.failures += 1
-        if not retryable or unit.failures >= self._rules.max_attempts:
-            return self._give_up(session, job, unit, now, problem)
-        requeue(session, unit, now + self._rules.pause(unit.failures))
-        said = f"{problem.get('detail')}; failure {unit.failures} of at most {self._rules.max_attempts}, queued again"
-        self._tell(session, job, unit, now, "unit.failed", said, "warning", problem=problem)
-
-    def _give_up(self, session: Session, job: Job, unit: Unit, now: float, problem: dict[str, Any]) -> None:
-        drop(unit, UnitState.FAILED, now)
-        fail_job(session, job, stage_row(session, job, unit.stage), problem, now)
-
-    def _stop(self, session: Session, job: Job, unit: Unit, now: float) -> None:
-        drop(unit, UnitState.CANCELLED, now)
-        job.version += 1
-        settle_cancel(session, job, now)
-
-    def _tell(
-        self, session: Session, job: Job, unit: Unit, now: float, kind: str, said: str, level: Any, **data: Any
-    ) -> None:
-        message = f"{unit.stage} unit {unit.index}, attempt {unit.attempt}: {said}"
-        History(session).event(
-            job, now, kind, message, level, stage=unit.stage, unit=unit.index, attempt=unit.attempt, **data
-        )
+            UnitRepository(session).extend_all(now, now + self._rules.lease_s)
 
 
 def _commit_row(output: Output, job: Job, now: float) -> CommitRow:

@@ -40,9 +40,10 @@ def stage_row(session: Session, job: Job, name: str) -> StageRow:
     return next(row for row in JobRepository(session, job.tenant).stages(job.id) if row.name == name)
 
 
-def requeue(session: Session, unit: Unit, not_before: float) -> None:
-    """Let any worker take `unit` from `not_before` on."""
-    unit.state, unit.not_before = UnitState.QUEUED, not_before
+def requeue(session: Session, job: Job, unit: Unit, not_before: float) -> None:
+    """Let any worker take `unit` from `not_before` on; while its job is paused, from its resumption on."""
+    unit.state = UnitState.PAUSED if job.status == JobStatus.PAUSED else UnitState.QUEUED
+    unit.not_before, unit.rung_at = not_before, None
     _let_go(unit)
     tell(session, "work")
 
@@ -55,12 +56,14 @@ def drop(unit: Unit, state: UnitState, now: float) -> None:
 
 def _let_go(unit: Unit) -> None:
     unit.worker_id = unit.incarnation = unit.lease_expires_at = unit.progress = None
+    unit.moved_at = unit.longest_step_s = None
 
 
 def fail_job(session: Session, job: Job, stage: StageRow, problem: Problem, now: float) -> None:
     """End `job` as failed at `stage`. Units that wait are cancelled; those that run are told at their next sign of life."""
-    for unit in UnitRepository(session).of_job(job.id, [UnitState.QUEUED]):
+    for unit in UnitRepository(session).of_job(job.id, [UnitState.QUEUED, UnitState.PAUSED]):
         drop(unit, UnitState.CANCELLED, now)
+    tell(session, "stops")
     stage.state, stage.reason, stage.finished_at = UnitState.FAILED, problem, now
     move(job, JobStatus.FAILED)
     job.reason, job.finished_at = problem, now

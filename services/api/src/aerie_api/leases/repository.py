@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -17,9 +18,13 @@ from sqlalchemy.orm import Session, defer
 
 from aerie_api.db import upsert
 from aerie_api.jobs.repository import TENANT
+from aerie_api.jobs.waiting import Fleet
 from aerie_api.tables import Attempt, CommitRow, Job, Unit, Worker
 from eagle3_core.jobs.states import UnitState
 from eagle3_core.jobs.wire import ClaimRequest
+
+WORKER_GONE_S = 150.0
+"""A worker that has asked for nothing for so long is not counted on; a long poll takes up to 60 s."""
 
 
 def token_hash(token: str) -> str:
@@ -90,7 +95,7 @@ class UnitRepository:
             .values(
                 state=UnitState.RUNNING, fence=Unit.fence + 1, attempt=Unit.attempt + 1, progress=None,
                 worker_id=request.worker_id, incarnation=request.incarnation,
-                lease_expires_at=now + lease_s, last_heartbeat=now, started_at=now,
+                lease_expires_at=now + lease_s, last_heartbeat=now, started_at=now, moved_at=now,
             )
         )  # fmt: skip
         if not changed:
@@ -123,14 +128,22 @@ class UnitRepository:
         self.session.refresh(unit)
         return changed
 
-    def end_attempt(self, unit: Unit, now: float, cause: str, problem: dict[str, Any] | None) -> None:
+    def end_attempt(
+        self, unit: Unit, now: float, cause: str, problem: dict[str, Any] | None, blames_worker: bool
+    ) -> None:
         """Close the unit's newest attempt."""
         attempt = self.session.get_one(Attempt, (unit.id, unit.fence))
         attempt.ended_at, attempt.cause, attempt.problem = now, cause, problem
+        attempt.blames_worker = blames_worker
 
     def expired(self, now: float) -> list[Unit]:
         """Running units whose lease is over."""
         query = select(Unit).where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < now)
+        return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
+
+    def not_moved_since(self, before: float) -> list[Unit]:
+        """Running units that have not got on since `before`."""
+        query = select(Unit).where(Unit.state == UnitState.RUNNING, Unit.moved_at < before)
         return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
 
     def of_earlier_incarnation(self, worker_id: str, incarnation: str) -> list[Unit]:
@@ -138,11 +151,20 @@ class UnitRepository:
         mine = and_(Unit.state == UnitState.RUNNING, Unit.worker_id == worker_id, Unit.incarnation != incarnation)
         return list(self.session.scalars(select(Unit).where(mine)))
 
-    def extend_all(self, until: float) -> None:
-        """Let every running lease last at least until `until`, but those that somebody is just writing to."""
+    def held_by(self, worker_id: str, incarnation: str) -> list[tuple[str, Job]]:
+        """The units that a start of a worker holds, by id, with their jobs."""
+        mine = and_(Unit.state == UnitState.RUNNING, Unit.worker_id == worker_id, Unit.incarnation == incarnation)
+        query = select(Unit.id, Job).join(Job, Job.id == Unit.job_id).where(mine)
+        return [(unit_id, job) for unit_id, job in self.session.execute(query)]
+
+    def extend_all(self, now: float, until: float) -> None:
+        """Let every running lease last at least until `until`, but those that somebody is just writing to.
+
+        What stood still before `now` is not counted.
+        """
         short = select(Unit.id).where(Unit.state == UnitState.RUNNING, Unit.lease_expires_at < until)
         ids = list(self.session.scalars(short.with_for_update(skip_locked=True)))
-        self._update(update(Unit).where(Unit.id.in_(ids)).values(lease_expires_at=until))
+        self._update(update(Unit).where(Unit.id.in_(ids)).values(lease_expires_at=until, moved_at=now))
 
     def attempts(self, job_id: str) -> list[tuple[Unit, Attempt]]:
         """Every attempt at a job's units, in order of their start."""
@@ -196,16 +218,31 @@ class WorkerRepository:
         statement = upsert(self.session, Worker).values(id=request.worker_id, first_seen=now, **said)
         self.session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=said))
 
+    def refusal(self, worker_id: str) -> dict[str, Any] | None:
+        """The problem for which a worker was set aside, if it was."""
+        return self.session.scalar(select(Worker.set_aside).where(Worker.id == worker_id))
+
     def still_there(self, worker_id: str, now: float) -> None:
         """Note that a worker reported."""
         self.session.execute(update(Worker).where(Worker.id == worker_id).values(last_seen=now))
 
-    def serving(self, since: float) -> set[str]:
-        """The queues that workers seen after `since` serve."""
-        workers = self.session.scalars(select(Worker).where(Worker.last_seen >= since))
-        return {queue for worker in workers for queue in worker.queues}
+    def fleet(self, since: float) -> Fleet:
+        """The workers seen after `since`, by what they serve."""
+        serving, aside = set[str](), defaultdict[str, list[str]](list)
+        for worker in self.session.scalars(select(Worker).where(Worker.last_seen >= since)):
+            for queue in worker.queues:
+                if worker.set_aside is None:
+                    serving.add(queue)
+                else:
+                    aside[queue].append(worker.id)
+        return Fleet(frozenset(serving), dict(aside))
 
 
 def living(job: Job) -> bool:
     """Whether units of `job` may run."""
     return job.status in ("queued", "running")
+
+
+def wanted(job: Job) -> bool:
+    """Whether what units of `job` make is of use: also while it is paused."""
+    return living(job) or job.status == "paused"

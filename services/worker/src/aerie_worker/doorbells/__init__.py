@@ -14,5 +14,9 @@ class Doorbell(Protocol):
     """Where units come from."""
 
     def wait(self) -> Assignment | None:
-        """A claimed unit, or None when it is time to look around and wait again. Raises Unreachable, Refused."""
+        """A claimed unit, or None when it is time to look around and wait again. Raises Unreachable, Refused, SetAside."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
         ...

@@ -18,3 +18,6 @@ class Poll:
     def wait(self) -> Assignment | None:
         """A claimed unit, or None after `wait_s` seconds without one."""
         return self._control.claim(self._wait_s)
+
+    def close(self) -> None:
+        """Nothing listens between two claims."""

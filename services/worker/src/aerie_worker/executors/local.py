@@ -18,7 +18,7 @@ from eagle3_core.jobs.wire import Assignment
 SHARING = frozenset({"generate", "extract", "evaluate"})
 """Stages that leave nothing on a GPU but the verifier."""
 
-_NOT_FOR_CHILDREN = ("AERIE_WORKER_TOKEN_FILE",)
+_NOT_FOR_CHILDREN = ("AERIE_WORKER_TOKEN_FILE", "AERIE_BROKER_URL", "AERIE_BROKER_URL_FILE")
 _DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 

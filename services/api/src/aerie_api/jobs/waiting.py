@@ -1,0 +1,46 @@
+"""Why nothing of a job runs although it could: one sentence, the nearest cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aerie_api.tables import Job, Unit
+from eagle3_core.jobs.states import JobStatus, UnitState
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers seen lately, as far as a waiting unit cares."""
+
+    serving: frozenset[str]
+    """Queues that workers serve which may be given work."""
+    aside: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """By queue, the workers that would serve it had they not been set aside."""
+
+
+def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int) -> str | None:
+    """Why nothing of a living `job` runs; None if something does or nothing is to be done."""
+    if job.status == JobStatus.PAUSED:
+        return (job.reason or {}).get("detail", "paused")
+    waiting = [u for u in units if u.state == UnitState.QUEUED]
+    if job.status not in (JobStatus.QUEUED, JobStatus.RUNNING) or not waiting:
+        return None
+    if any(u.state == UnitState.RUNNING for u in units):
+        return None
+    first = waiting[0]
+    if first.queue not in fleet.serving:
+        return _nobody(first, fleet)
+    if first.failures or first.losses:
+        return f"{first.stage} unit {first.index} is tried again after a pause"
+    if jobs_ahead:
+        return f"{jobs_ahead} older job{'s' * (jobs_ahead > 1)} first"
+    return "waiting for a worker to become free"
+
+
+def _nobody(unit: Unit, fleet: Fleet) -> str:
+    need = f"no worker serves queue {unit.queue!r}, which {unit.stage} needs"
+    if aside := fleet.aside.get(unit.queue):
+        names = ", ".join(sorted(aside)[:3]) + (", ..." if len(aside) > 3 else "")
+        return f"{need}: {names} set aside after failing unit after unit; GET /workers says why"
+    return f"{need}; start one with `aerie up`"

@@ -1,0 +1,105 @@
+"""Which workers get no more work because they fail unit after unit.
+
+A node with a broken GPU fails everything within seconds, and so is always free for the next unit: left alone it eats
+every job's attempts. Three failures in a row, of three units, with nothing committed between, set a worker aside. A job
+may be what is broken, so it must also be more than that job's word: the failures are of two jobs at least, or another
+worker has since done units of that very stage. A failure that nobody can mend by trying again (bad data, say) and the
+death of a process that was killed from outside say nothing about the worker.
+
+A person readmits it (`POST /workers/{id}/readmit`), after a look at its log.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from aerie_api.db import tell
+from aerie_api.jobs.history import History
+from aerie_api.tables import Attempt, Job, Unit, Worker
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.states import Cause
+
+STREAK = 3
+logger = logging.getLogger(__name__)
+
+
+class WorkerSetAside(AerieError):
+    """The worker failed unit after unit and gets no more work."""
+
+    code, status = "worker.set_aside", 409
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """An ended attempt and whose unit it was."""
+
+    attempt: Attempt
+    unit: Unit
+
+
+class HealthRepository:
+    """All SQL about how workers did."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def worker(self, worker_id: str) -> Worker | None:
+        """The worker, locked."""
+        return self.session.scalar(select(Worker).where(Worker.id == worker_id).with_for_update())
+
+    def last_ends(self, worker: Worker, count: int) -> list[Blamed]:
+        """The worker's newest attempts that ended by themselves since it was last readmitted, newest first."""
+        query: Select[Attempt, Unit] = (
+            select(Attempt, Unit)
+            .join(Unit, Unit.id == Attempt.unit_id)
+            .where(Attempt.worker_id == worker.id, Attempt.ended_at > worker.readmitted_at)
+            .where(Attempt.cause.in_(("committed", Cause.FAILED)))
+            .order_by(Attempt.ended_at.desc(), Attempt.started_at.desc())
+            .limit(count)
+        )
+        return [Blamed(attempt, unit) for attempt, unit in self.session.execute(query)]
+
+    def others_succeed(self, worker_id: str, unit: Unit, since: float) -> bool:
+        """Whether another worker committed a unit of the same job and stage since then."""
+        query = (
+            select(Attempt.unit_id)
+            .join(Unit, Unit.id == Attempt.unit_id)
+            .where(Unit.job_id == unit.job_id, Unit.stage == unit.stage, Attempt.worker_id != worker_id)
+            .where(Attempt.cause == "committed", Attempt.ended_at >= since)
+        )
+        return self.session.scalar(query.limit(1)) is not None
+
+
+def judge(session: Session, job: Job, worker_id: str, now: float) -> None:
+    """Set a worker aside if its newest failure, at a unit of `job` (which is locked), is one too many."""
+    health = HealthRepository(session)
+    worker = health.worker(worker_id)
+    if worker is None or worker.set_aside is not None:
+        return
+    streak = health.last_ends(worker, STREAK)
+    units = {end.unit.id for end in streak}
+    if len(units) < STREAK or not all(end.attempt.blames_worker for end in streak):
+        return
+    jobs = {end.unit.job_id for end in streak}
+    began = min(end.attempt.started_at for end in streak)
+    if len(jobs) == 1 and not any(health.others_succeed(worker_id, end.unit, began) for end in streak):
+        return
+    last = (streak[0].attempt.problem or {}).get("detail")
+    why = WorkerSetAside(
+        f"worker {worker_id} failed {len(streak)} units in a row, the last with: {last}",
+        remedy=f"look at its log and its machine, then POST /workers/{worker_id}/readmit",
+    )
+    worker.set_aside, worker.set_aside_at = why.problem(), now
+    logger.warning("%s", why.detail)
+    History(session).event(job, now, "worker.set_aside", why.detail, "warning", worker=worker_id)
+
+
+def readmit(session: Session, worker: Worker, now: float) -> None:
+    """Let a worker have work again; what it failed before is forgotten."""
+    worker.set_aside = worker.set_aside_at = None
+    worker.readmitted_at = now
+    tell(session, "work")

@@ -1,0 +1,66 @@
+"""What people do with workers: look, and let one back in that was set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aerie_api.db import Database
+from aerie_api.leases.planner import stage_name
+from aerie_api.leases.repository import WORKER_GONE_S
+from aerie_api.leases.worker_health import readmit
+from aerie_api.problems import Problem
+from aerie_api.tables import Unit
+from aerie_api.tables import Worker as WorkerRow
+from aerie_api.workers.repository import FleetRepository
+from aerie_api.workers.schemas import Worker, WorkerList, WorkerState, WorkerUnit
+
+
+class WorkerService:
+    """The fleet."""
+
+    def __init__(self, db: Database, clock: Callable[[], float]) -> None:
+        self._db = db
+        self._clock = clock
+
+    def list(self, after: str | None, limit: int) -> WorkerList:
+        """Up to `limit` workers, by name."""
+        with self._db.read() as session:
+            fleet = FleetRepository(session)
+            rows = fleet.page(after, limit + 1)
+            running = fleet.running([row.id for row in rows])
+        data = [self._shown(row, running.get(row.id), fleet.tenant) for row in rows[:limit]]
+        return WorkerList(
+            data=data, has_more=len(rows) > limit,
+            first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
+        )  # fmt: skip
+
+    def readmit(self, worker_id: str) -> Worker:
+        """Let a worker have work again. One that was not set aside stays as it is. Raises WorkerMissing."""
+        with self._db.write() as session:
+            fleet = FleetRepository(session)
+            worker = fleet.locked(worker_id)
+            if worker.set_aside is not None:
+                readmit(session, worker, self._clock())
+            return self._shown(worker, fleet.running([worker_id]).get(worker_id), fleet.tenant)
+
+    def _shown(self, row: WorkerRow, unit: Unit | None, tenant: str) -> Worker:
+        return Worker(
+            id=row.id, state=self._state(row, unit), queues=row.queues,  # type: ignore[arg-type]
+            unit=_unit(unit) if unit is not None and unit.tenant == tenant else None,
+            first_seen=row.first_seen, last_seen=row.last_seen, set_aside_at=row.set_aside_at,
+            reason=Problem.model_validate(row.set_aside) if row.set_aside else None,
+        )  # fmt: skip
+
+    def _state(self, row: WorkerRow, unit: Unit | None) -> WorkerState:
+        if row.set_aside is not None:
+            return "set_aside"
+        if unit is not None:
+            return "busy"
+        return "waiting" if row.last_seen >= self._clock() - WORKER_GONE_S else "silent"
+
+
+def _unit(unit: Unit) -> WorkerUnit:
+    return WorkerUnit(
+        job=unit.job_id, stage=stage_name(unit.stage), unit=unit.index, attempt=unit.attempt,
+        started_at=unit.started_at or 0.0, last_heartbeat=unit.last_heartbeat,
+    )  # fmt: skip
