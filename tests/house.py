@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -116,9 +116,11 @@ class House:
 
 
 @contextmanager
-def running_house(folder: Path, roots: list[Path], workers: int = 2) -> Iterator[House]:
-    """`aerie up` in `folder`, stopped (and seen to be gone) at the end."""
-    environment = {**os.environ, "AERIE_FILE_ROOTS": ":".join(map(str, roots))}
+def running_house(
+    folder: Path, roots: list[Path], workers: int = 2, settings: Mapping[str, str] | None = None
+) -> Iterator[House]:
+    """`aerie up` in `folder` (told `settings` by its environment), stopped (and seen to be gone) at the end."""
+    environment = {**os.environ, **(settings or {}), "AERIE_FILE_ROOTS": ":".join(map(str, roots))}
     log = (folder.parent / f"{folder.name}.log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "aerie_cli", "up", "--dir", str(folder), "--port", "0", "--workers", str(workers)],

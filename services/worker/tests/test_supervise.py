@@ -48,7 +48,7 @@ class Bench:
 @pytest.fixture
 def bench(api, tmp_path, monkeypatch):
     monkeypatch.setattr(pulse, "NEWS_EVERY_S", 0.02)
-    monkeypatch.setattr(pulse, "EVERY_S", 0.1)
+    monkeypatch.setattr(pulse, "BEATS", 600)
     bench = Bench(api, tmp_path)
     yield bench
     bench.child.kill()

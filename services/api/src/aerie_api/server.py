@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from aerie_api.app import create_app
 from aerie_api.house import House, Parts
-from aerie_api.settings import Settings
+from aerie_api.settings import Settings, TlsIncomplete
 from eagle3_core.errors import AerieError
 
 GRACE_S = 10
@@ -56,7 +56,9 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(house.settings, house=house), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=GRACE_S, lifespan="on",
+            ssl_certfile=house.settings.tls_cert, ssl_keyfile=house.settings.tls_key,
         )  # fmt: skip
+        _load_certificate(config)
         super().__init__(config)
         self._house = house
         self._listening = listening
@@ -68,7 +70,8 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            logger.info("serving at %s", announce(self.file, self._listening))
+            scheme = "https" if self._house.settings.tls_cert else "http"
+            logger.info("serving at %s", announce(self.file, self._listening, scheme))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take the word back, then stop."""
@@ -83,6 +86,17 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def _load_certificate(config: uvicorn.Config) -> None:
+    """Load uvicorn's configuration, the certificate with it. Raises TlsIncomplete."""
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise TlsIncomplete(
+            f"{config.ssl_certfile} with {config.ssl_keyfile}: {error.strerror or error}",
+            remedy="give a certificate chain and its own unencrypted key, both PEM, readable by this process",
+        ) from None
+
+
 def listen(settings: Settings) -> socket.socket:
     """A socket on the address of `settings`. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -95,10 +109,10 @@ def listen(settings: Settings) -> socket.socket:
         ) from None
 
 
-def announce(file: Path, listening: socket.socket) -> str:
+def announce(file: Path, listening: socket.socket, scheme: str = "http") -> str:
     """Write `file` (url, pid, started_at); returns the url."""
     host, port = listening.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps({"url": url, "pid": os.getpid(), "started_at": time.time()}) + "\n")
@@ -133,7 +147,10 @@ def opened(settings: Settings) -> House:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortTaken, DatabaseInUse, WeakToken, PlaceUnusable, StartFailed."""
+    """Serve until SIGTERM or SIGINT.
+
+    Raises PortTaken, DatabaseInUse, WeakToken, PlaceUnusable, TlsIncomplete, StartFailed.
+    """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
     for sig in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises what it caught again, once it has stopped
         signal.signal(sig, lambda *_: sys.exit(0))

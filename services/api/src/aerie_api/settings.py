@@ -33,6 +33,18 @@ class RemoteBindRefused(AerieError):
     code, status = "settings.remote_bind", 422
 
 
+class TlsIncomplete(AerieError):
+    """A certificate without its key, or a key without its certificate, or one that cannot be used."""
+
+    code, status = "settings.tls", 500
+
+
+class PlainHttpRefused(AerieError):
+    """Tokens would cross a network in clear text, and nobody asked for that."""
+
+    code, status = "settings.plain_http", 500
+
+
 class Settings(BaseSettings):
     """The API's settings; field `lease_s` is read from `AERIE_LEASE_S`, and so on."""
 
@@ -48,6 +60,15 @@ class Settings(BaseSettings):
 
     allow_remote: bool = False
     """Listen on an address that other machines can reach."""
+
+    tls_cert: Path | None = None
+    """PEM file of the server's certificate and its chain; with `tls_key` the API speaks https."""
+
+    tls_key: Path | None = None
+    """PEM file of the certificate's key, without a passphrase."""
+
+    allow_plain_http: bool = False
+    """Speak plain http on an address that other machines can reach, because something in front (or a mesh) encrypts."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """More names (separated by `,`) that the Host header may carry, for instance of a proxy."""
@@ -204,7 +225,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_settings() -> Settings:
-    """The settings of this process. Raises InvalidSettings, RemoteBindRefused."""
+    """The settings of this process. Raises InvalidSettings, RemoteBindRefused, TlsIncomplete, PlainHttpRefused."""
     try:
         settings = Settings()
     except ValidationError as error:
@@ -215,5 +236,13 @@ def read_settings() -> Settings:
         raise RemoteBindRefused(
             f"AERIE_HOST={settings.host} can be reached from other machines, and this API knows no users",
             remedy="listen on 127.0.0.1, or set AERIE_ALLOW_REMOTE=1 behind a proxy that authenticates",
+        )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        missing = "AERIE_TLS_KEY" if settings.tls_key is None else "AERIE_TLS_CERT"
+        raise TlsIncomplete(f"{missing} is not set", remedy="set both AERIE_TLS_CERT and AERIE_TLS_KEY, or neither")
+    if not settings.loopback and settings.tls_cert is None and not settings.allow_plain_http:
+        raise PlainHttpRefused(
+            f"AERIE_HOST={settings.host} without a certificate would send tokens over the network in clear text",
+            remedy="set AERIE_TLS_CERT and AERIE_TLS_KEY, or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",
         )
     return settings

@@ -8,6 +8,7 @@ API is not.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
@@ -59,6 +61,29 @@ class BrokerMissing(AerieError):
     """The worker was told to listen to a broker and not where it is."""
 
     code, status = "worker.broker", 500
+
+
+class PlainHttpRefused(AerieError):
+    """The worker's token would cross a network in clear text, and nobody asked for that."""
+
+    code, status = "worker.plain_http", 500
+
+
+def check_transport(url: str, environment: Mapping[str, str]) -> None:
+    """Raise PlainHttpRefused unless `url` keeps what is said to itself, or the operator says that something else does."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" or environment.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
+        return
+    host = (parts.hostname or "").rstrip(".")
+    try:
+        here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = False
+    if not here:
+        raise PlainHttpRefused(
+            f"{url} is another machine's and not encrypted",
+            remedy="use https (AERIE_API_CA names its authority), or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",
+        )
 
 
 def broker_url(environment: Mapping[str, str]) -> str:
@@ -110,7 +135,11 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
             raise StoreMissing("AERIE_STORE is not set", remedy="set it to the object store's URL, file:///folder")
         token = read_token(environment)
         queues = [queue for queue in options.queues.split(",") if queue]
-        control = Control(options.url, token, options.worker_id, secrets.token_hex(8), queues)
+        check_transport(options.url, environment)
+        place = environment.get("AERIE_API_CA")
+        control = Control(
+            options.url, token, options.worker_id, secrets.token_hex(8), queues, Path(place) if place else None
+        )
         inbox = Inbox()
         place = environment.get("AERIE_SCRATCH")
         scratch = Path(place) / options.worker_id if place else Path(tempfile.mkdtemp(prefix="aerie-worker-"))

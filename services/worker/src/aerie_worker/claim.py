@@ -10,7 +10,9 @@ fences it, and a commit that was stored already is answered as if it were new.
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -57,6 +59,33 @@ class Refused(AerieError):
     code, status = "api.refused", 400
 
 
+class Untrusted(AerieError):
+    """The API does not prove that it is the API."""
+
+    code, status = "api.untrusted", 502
+
+
+def trusting(ca: Path | None) -> ssl.SSLContext:
+    """What to verify the API's certificate with. Raises Untrusted."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise Untrusted(
+            f"AERIE_API_CA: {ca} cannot be used: {error.strerror or error}",
+            remedy="name a PEM file with the certificate of the authority that signed the API's",
+        ) from None
+
+
+def distrust(error: BaseException) -> str | None:
+    """Why a connection failed if it is for the certificate's sake."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 def pauses(spread: Callable[[], float] = random.random) -> Iterator[float]:
     """Seconds to wait before each further try: doubling from 0.25 to 10, each between half and one and a half of that."""
     pause = FIRST_PAUSE_S
@@ -79,12 +108,18 @@ def insist(call: Callable[[], Answer], pause: Callable[[float], bool]) -> Answer
 class Control:
     """The API's internal routes, for one start of one worker."""
 
-    def __init__(self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str]) -> None:
-        """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free."""
+    def __init__(
+        self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str], ca: Path | None = None
+    ) -> None:
+        """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free.
+
+        `ca`: PEM file of who signed the API's certificate; default: those that this machine trusts. Raises Untrusted.
+        """
         self._http = httpx.Client(
             base_url=f"{url.rstrip('/')}/internal/v1",
             timeout=httpx.Timeout(TIMEOUT_S, connect=3.0),
             trust_env=False,
+            verify=trusting(ca) if url.startswith("https:") else True,
         )
         self._token = token
         self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues)
@@ -132,6 +167,11 @@ class Control:
         try:
             response = self._http.post(route, json=body, headers=headers, timeout=timeout_s)
         except httpx.TransportError as error:
+            if (why := distrust(error)) is not None:
+                raise Untrusted(
+                    f"{self._http.base_url} shows a certificate that is not trusted: {why}",
+                    remedy="let AERIE_API_CA name the PEM file of the authority that signed it, and use a name it is for",
+                ) from error
             raise Unreachable(f"{self._http.base_url} does not answer: {error!r}", remedy="start the API") from error
         if response.is_success:
             return response

@@ -1,4 +1,4 @@
-"""The heartbeat of one attempt: every 10 s, sooner when there is news, never more than once a second.
+"""The heartbeat of one attempt: six times a lease (every 10 s), sooner when there is news, at most once a second.
 
 It runs beside the supervisor, so that an API that answers slowly never delays reading the child. What could not be
 delivered is kept and goes with the next beat, within bounds: of a flood the oldest lines go first, and that is said.
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from aerie_worker.claim import Control, LeaseLost, Refused, Unreachable, pauses
 from eagle3_core.jobs.wire import Assignment, Heartbeat, HeartbeatAnswer, LogLine, Metric, Progress
 
-EVERY_S, NEWS_EVERY_S = 10.0, 1.0
+NEWS_EVERY_S = 1.0
+BEATS = 6
+"""Signs of life that fit into one lease: five may be lost."""
 MOST_LINES, MOST_METRICS = 400, 4000
 
 log = logging.getLogger("aerie.worker")
@@ -90,6 +92,7 @@ class Pulse:
         self._control = control
         self._assignment = assignment
         self._emit = emit
+        self._every_s = assignment.lease_s / BEATS
         self._news = News()
         self._changed = threading.Condition()
         self._stopped = False
@@ -149,7 +152,7 @@ class Pulse:
         """What to send when it is time to send; None at the end."""
         with self._changed:
             while not self._stopped:
-                due = quiet_until if self._news else max(last + EVERY_S, quiet_until)
+                due = quiet_until if self._news else max(last + self._every_s, quiet_until)
                 if (wait_s := due - time.monotonic()) <= 0:
                     return self._news.take()
                 self._changed.wait(wait_s)

@@ -64,6 +64,7 @@ class Rung:
         self._ask: list[str] | None = queues
         """Queues to ask for before listening again; what is there already comes first."""
         self._current: Heard | None = None
+        self._closed = False
         self._celery = None if listen else _celery(url, prefix, self._on_ring)
         self._listen = listen or (lambda: _run(self._celery, queues, name))
         self._thread = threading.Thread(target=self._until_it_ends, name="doorbell", daemon=True)
@@ -86,6 +87,7 @@ class Rung:
 
     def close(self) -> None:
         """Stop listening. A ring that was heard and not followed is rung again by the API."""
+        self._closed = True
         if self._celery is not None:
             from celery.worker import state
 
@@ -119,7 +121,8 @@ class Rung:
         """The task's body, on Celery's thread."""
         ring = Heard(queue, unit_id)
         self._rings.put(ring)
-        ring.answered.wait()
+        if not self._closed:  # set before what waits is drained: one of the two lets this thread go
+            ring.answered.wait()
 
     def _until_it_ends(self) -> None:
         try:

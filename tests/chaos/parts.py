@@ -1,0 +1,237 @@
+"""What a cluster is made of and can be hit at: each part brings its settings and its blows.
+
+A blow is one event that an operator fears. It returns what it did, in words, for the run's record. Another database or
+store is another part: it needs `environment`, `blows`, and to be started and stopped around the house.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from house import House, wait_for
+from servers import redis as redis_server
+
+from aerie_api.broker import BrokerAway, CeleryBroker, Ring
+
+QUEUES = ("prep", "extract", "train", "evaluate")
+LEASE_S = 12.0
+"""Short, so that what takes a lost lease (a silent worker's unit for another one) fits into a run."""
+Strike = Callable[[House, random.Random], str]
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One kind of event."""
+
+    name: str
+    strike: Strike
+
+
+class Part(Protocol):
+    """Something of the cluster that can be hit."""
+
+    def start(self) -> None:
+        """Bring it up."""
+        ...
+
+    def stop(self) -> None:
+        """Take it down."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """What every process of the house is told of it."""
+        ...
+
+    def blows(self) -> list[Blow]:
+        """What can happen to it."""
+        ...
+
+
+class Processes:
+    """API, workers and their children."""
+
+    def start(self) -> None:
+        """They are started with the house."""
+
+    def stop(self) -> None:
+        """They end with the house."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Short leases and quick retries."""
+        return {"AERIE_LEASE_S": f"{LEASE_S}", "AERIE_MAX_LOSSES": "100", "AERIE_RETRY_MAX_S": "2"}
+
+    def blows(self) -> list[Blow]:
+        """Death, a polite stop, and a worker that comes back from the dead."""
+        kills = [Blow(f"kill {part}", lambda house, _, part=part: self.kill(house, part)) for part in House.PARTS]
+        return [*kills, Blow("stop worker", self.stop_worker), Blow("freeze worker", self.freeze_worker)]
+
+    def kill(self, house: House, part: str) -> str:
+        """`kill -9` every process of `part`."""
+        return f"killed {len(wait_for(f'a living {part}', lambda: house.kill(part)))}"
+
+    def stop_worker(self, house: House, rng: random.Random) -> str:
+        """SIGTERM to one worker, as a node that drains sends."""
+        pid = self.one(house, "worker", rng)
+        os.kill(pid, signal.SIGTERM)
+        return "asked one to stop"
+
+    def freeze_worker(self, house: House, rng: random.Random) -> str:
+        """Stop a worker for longer than its lease, so that two work on one unit and the first wakes up a stranger."""
+        pid = self.one(house, "worker", rng)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(1.5 * LEASE_S)  # the fault itself: silence for so long
+        os.kill(pid, signal.SIGCONT)
+        return "froze one for one and a half leases"
+
+    @staticmethod
+    def one(house: House, part: str, rng: random.Random) -> int:
+        """A living process of `part`."""
+
+        def living() -> list[int]:
+            return sorted(pid for pid, command in house.descendants().items() if House.PARTS[part] in command)
+
+        return rng.choice(wait_for(f"a living {part}", living))
+
+
+class Redis:
+    """The broker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server: redis_server.Redis | None = None
+
+    def start(self) -> None:
+        """Start it, and a connection that rings as a stranger would."""
+        self.server = redis_server.start(self._folder)
+        self.broker = CeleryBroker(self.server.url)
+
+    def stop(self) -> None:
+        """End it."""
+        if self.server is not None:
+            self.broker.close()
+            self.server.stop()
+
+    def environment(self) -> Mapping[str, str]:
+        """The broker's URL, for both ends."""
+        assert self.server is not None
+        return {"AERIE_DOORBELL": "celery", "AERIE_BROKER_URL": self.server.url, "AERIE_RING_AGAIN_S": "2"}
+
+    def blows(self) -> list[Blow]:
+        """Everything forgotten, a power cut, a time away, rings lost and rings doubled."""
+        return [
+            Blow("flush redis", self.flush),
+            Blow("restart redis", self.restart),
+            Blow("redis away", self.away),
+            Blow("lose rings", self.lose),
+            Blow("double rings", self.double),
+        ]
+
+    def flush(self, _house: House, _rng: random.Random) -> str:
+        """FLUSHALL."""
+        self._server.flush()
+        return "forgot everything"
+
+    def restart(self, _house: House, _rng: random.Random) -> str:
+        """Killed and started again."""
+        self._server.restart()
+        return "killed and started again"
+
+    def away(self, _house: House, rng: random.Random) -> str:
+        """Killed, and started again only after a while."""
+        seconds = rng.uniform(2, 6)
+        self._server.kill()
+        threading.Event().wait(seconds)  # the fault itself: nobody there for so long
+        self._server.start()
+        return f"away for {seconds:.1f} s"
+
+    def lose(self, _house: House, _rng: random.Random) -> str:
+        """Every ring that waits, and those that were taken and not acknowledged."""
+        with self._server.client() as client:
+            lost = sum(int(client.llen(f"aerie:{queue}")) for queue in QUEUES)
+            client.delete(*(f"aerie:{queue}" for queue in QUEUES), "aerie:unacked", "aerie:unacked_index")
+        return f"lost {lost}"
+
+    def double(self, house: House, rng: random.Random) -> str:
+        """Rings for units that run, are done, or never were."""
+        rings = [Ring(f"unit_{rng.randbytes(12).hex()}", queue) for queue in QUEUES for _ in range(5)]
+        try:
+            self.broker.send(rings)
+        except BrokerAway:
+            self.broker.send(rings)  # the connection was from before its last restart
+        return f"rang {len(rings)} times for nothing"
+
+    @property
+    def _server(self) -> redis_server.Redis:
+        assert self.server is not None
+        return self.server
+
+
+class Clock:
+    """The wall clock of workers and children."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "clock"
+
+    def start(self) -> None:
+        """Show the true time."""
+        self._file.write_bytes(struct.pack("d", 0.0))
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Where the offset lies, and the hook that follows it."""
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH")]))
+        return {"AERIE_TEST_CLOCK": str(self._file), "PYTHONPATH": path}
+
+    def blows(self) -> list[Blow]:
+        """A jump into the past or the future."""
+        return [Blow("clock jumps", self.jump)]
+
+    def jump(self, _house: House, rng: random.Random) -> str:
+        """Set the workers' clocks off by up to a day."""
+        seconds = rng.choice([-86400.0, -3600.0, -61.0, 61.0, 3600.0, 86400.0])
+        with self._file.open("r+b") as file:
+            file.write(struct.pack("d", seconds))
+        return f"workers' clocks off by {seconds:+.0f} s"
+
+
+class Sqlite:
+    """The embedded database. It dies with the API; what lies in its file must not."""
+
+    def __init__(self, house_folder: Path) -> None:
+        self._file = house_folder / "data" / "aerie.db"
+
+    def start(self) -> None:
+        """The API opens it."""
+
+    def stop(self) -> None:
+        """The API closes it."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Nothing: it is the default."""
+        return {}
+
+    def blows(self) -> list[Blow]:
+        """Killing the API is its power cut."""
+        return []
+
+    def forget_results(self) -> None:
+        """Empty the result cache, so that the next job runs every stage itself."""
+        with closing(sqlite3.connect(self._file, timeout=60)) as connection, connection:
+            connection.execute("DELETE FROM commits")
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What the database itself says."""
+        with closing(sqlite3.connect(self._file, timeout=60)) as connection:
+            return connection.execute(query, values).fetchall()
