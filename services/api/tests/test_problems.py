@@ -45,6 +45,64 @@ def test_every_error_is_a_problem_document(api, method, path, status, code):
     check(api.http.request(method, path), status, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("DELETE", "/jobs", "GET, HEAD, POST"),
+        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
+        ("POST", "/jobs/x", "GET, HEAD"),
+        ("GET", "/jobs/x/cancel", "POST"),
+        ("HEAD", "/jobs/x/cancel", "POST"),
+        ("GET", "/jobs:plan", "POST"),
+        ("PATCH", "/drafters", "GET, HEAD"),
+        ("DELETE", "/jobs/x/artifacts/a/b", "GET, HEAD"),
+        ("OPTIONS", "/jobs", "GET, HEAD, POST"),
+        ("BREW", "/healthz", "GET, HEAD"),
+        ("GET", "/internal/v1/claim", "POST"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_answered_hears_of_all_that_are(api, method, path, allow):
+    answer = api.http.request(method, path)
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    if method != "HEAD":
+        assert allow in check(answer, 405, "request.method")["detail"]
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/v1/jobs", "/jobs/{id}", "/jobs/{id}/logs", "/jobs/{id}/artifacts", "/drafters", "/healthz",
+                                  "/readyz", "/openapi.json", "/jobs/none", "/nothing", "/jobs?limit=0"])  # fmt: skip
+def test_head_answers_as_get_does_without_the_content(api, path):
+    job = api.post()
+    api.worker().run()
+    path = path.format(id=job["id"])
+
+    head, get = api.http.head(path), api.http.get(path)
+
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    kept = {name: value for name, value in get.headers.items() if name not in ("x-request-id", "content-length")}
+    assert {name: head.headers.get(name) for name in kept} == kept
+    assert get.status_code >= 400 or head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_head_neither_reads_a_file_nor_waits_for_events(api):
+    job = api.post()
+    stream = api.http.head(f"/jobs/{job['id']}/events", headers={"Accept": "text/event-stream"})
+    api.worker().run()
+    file = api.http.head(f"/jobs/{job['id']}/artifacts/sglang/config.json")
+
+    assert (stream.status_code, stream.content) == (200, b"")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    assert (file.status_code, file.content, file.headers["content-length"]) == (200, b"", "2")
+
+
+def test_head_with_a_known_tag_says_that_nothing_changed(api):
+    job = api.post()
+    tag = api.http.head(f"/jobs/{job['id']}").headers["etag"]
+
+    assert api.http.head(f"/jobs/{job['id']}", headers={"If-None-Match": tag}).status_code == 304
+
+
 def test_a_stream_of_a_job_that_is_not_there_is_a_problem_too(api):
     check(api.http.get("/jobs/none/events", headers={"Accept": "text/event-stream"}), 404, "job.missing")
 

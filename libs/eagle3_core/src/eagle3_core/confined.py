@@ -181,7 +181,10 @@ def serve(service: Service, channel: socket.socket, cpu_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         answer = _answer(service, request, lambda *at: _send(channel, {"at": at}))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(channel, answer)
+        try:
+            _send(channel, answer)
+        except OSError:  # whoever asked is gone
+            return
 
 
 def _confine(memory_bytes: int) -> None:

@@ -111,6 +111,9 @@ class Guards:
         """Have the request answered; again if its transaction was ended in favour of another one, which undid it whole."""
         for attempt in itertools.count(1):
             try:
+                if scope["method"] == "HEAD":
+                    head = _Head(answer.send)
+                    return await self._app({**scope, "method": "GET"}, head.receive, head.send)
                 return await self._app(dict(scope), _replay(body, receive), answer.send)
             except SQLAlchemyError as error:
                 if answer.status:
@@ -192,6 +195,31 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+class _Head:
+    """Answers HEAD as GET would, without the content (RFC 9110, 9.3.2): once the headers are out, the application is told
+    that the client has left, so that nothing is read or waited for in vain."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._asked = False
+        self._answered = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """An empty body, then the end."""
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self._answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Pass the headers on, and nothing else."""
+        if message["type"] == "http.response.start":
+            await self._send(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._answered.set()
 
 
 class _Answer:

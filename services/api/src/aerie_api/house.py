@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -38,6 +39,9 @@ from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.objects.location import store_at
 from eagle3_core.objects.protocol import ObjectStore
 
+if TYPE_CHECKING:
+    from eagle3_core.jobs.inspection import Inspection
+
 
 class WeakToken(AerieError):
     """The worker token is too short to be a secret."""
@@ -45,11 +49,28 @@ class WeakToken(AerieError):
     code, status = "settings.worker_token", 422
 
 
-def core_preflight(spec: JobSpec, roots: Sequence[Path]) -> Preflighted:
-    """The real look at verifier and data. Imported when first needed: it reads tokenizers."""
-    from eagle3_core.jobs.preflight import preflight
+class CoreInspection:
+    """The real look at verifier and data, in confined processes. Made at the first job: it brings numpy and tokenizers."""
 
-    return preflight(spec, roots)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._made: Inspection | None = None
+
+    def __call__(self, spec: JobSpec, roots: Sequence[Path]) -> Preflighted:
+        """What preflight finds."""
+        with self._lock:
+            if self._made is None:
+                from eagle3_core.jobs.inspection import Inspection
+
+                given = self._settings
+                self._made = Inspection(cpu_s=given.preflight_cpu_s, memory_bytes=given.preflight_memory_bytes)
+        return self._made(spec, roots)
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._made is not None:
+            self._made.close()
 
 
 def core_reduce(stage: StageName, spec: JobSpec, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -63,7 +84,8 @@ def core_reduce(stage: StageName, spec: JobSpec, results: list[dict[str, Any]]) 
 class Parts:
     """What a process takes from outside."""
 
-    preflight: Preflight = core_preflight
+    preflight: Preflight | None = None
+    """Default: the real look at verifier and data, in confined processes."""
     reduce: Reduce = core_reduce
     clock: Callable[[], float] = time.time
     store: ObjectStore | None = None
@@ -86,14 +108,21 @@ class House:
         self.store = parts.store or store_at(settings.store_url)
         self.db = Database(settings.database, self._ring, settings.database_connections)
         vetting = Vetting(self.store)
-        planner = Planner(parts.reduce, vetting.intact, parts.clock)
+        planner = Planner(parts.reduce, vetting.intact, lambda: self.store.free_bytes(), parts.clock)
         rules = Rules(
             settings.lease_s, settings.max_attempts, settings.max_losses, settings.retry_base_s, settings.retry_max_s
         )
         self.idempotency = Idempotency(self.db, settings.idempotency_s, parts.clock)
+        self._inspection = CoreInspection(settings)
         self.claims = Claims(self.db, planner, vetting, rules, parts.clock, settings.stuck_factor)
         self.jobs = JobService(
-            self.db, planner, vetting, self.idempotency, parts.preflight, settings.roots, parts.clock
+            self.db,
+            planner,
+            vetting,
+            self.idempotency,
+            parts.preflight or self._inspection,
+            settings.roots,
+            parts.clock,
         )
         self.reading = ReadingService(self.db)
         self.artifacts = ArtifactService(self.db, self.store)
@@ -137,6 +166,7 @@ class House:
         self.reaper.stop()
         if self.ringer is not None:
             self.ringer.stop()
+        self._inspection.close()
         self.db.close()
 
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from eagle3_core.errors import AerieError, InvalidRequest, json_pointer
 
@@ -121,16 +122,29 @@ async def _aerie(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 404:
         told: AerieError = NoSuchRoute(f"nothing at {path!r}", remedy="/openapi.json lists the addresses")
     elif error.status_code == 405:
+        headers["Allow"] = ", ".join(allowed_methods(request))
         told = MethodNotAllowed(
-            f"{path!r} does not answer to {request.method!r}", remedy="/openapi.json lists the methods"
+            f"{path!r} does not answer to {request.method!r}, but to {headers['Allow']}",
+            remedy="use one of these methods; /openapi.json says what each does",
         )
     else:
         told = Refused(str(error.detail), remedy="correct the request")
-    return problem_response(told, request_id_of(request), error.headers)
+    return problem_response(told, request_id_of(request), headers)
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """The methods that the request's address answers to: of every route that bears it, and HEAD where there is GET."""
+    routes = request.app.router.routes
+    found = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] == Match.FULL for route in routes)
+    ]
+    return ["GET", "HEAD", *found[1:]] if found[:1] == ["GET"] else found
 
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:

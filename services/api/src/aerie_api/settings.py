@@ -105,6 +105,12 @@ class Settings(BaseSettings):
     max_worker_body_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
     """Largest body of a worker's request: its commit carries results and the last log lines."""
 
+    preflight_cpu_s: Annotated[float, Field(gt=0)] = 30.0
+    """CPU time that a look at a posted job's verifier and data may take, in a process of its own; more is refused."""
+
+    preflight_memory_bytes: Annotated[int, Field(ge=64 << 20)] = 4 << 30
+    """Memory that such a look may take."""
+
     lease_s: Annotated[float, Field(gt=0)] = 60.0
     """How long a unit stays with a worker that says nothing."""
 

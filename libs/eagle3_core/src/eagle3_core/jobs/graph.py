@@ -39,7 +39,7 @@ STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
         # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
-        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 1,
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 2,
               drops={"verifier": ("backend", "device"), "extraction": ("codec", "shard_bytes"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "gate"),
@@ -52,7 +52,7 @@ STAGES: dict[StageName, Stage] = {
         Stage("generate", "extract", ("prepare",), ("verifier", "data"), 1, fans_out=True,
               drops={"data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
         Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
-        Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 2,
+        Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 3,
               drops={"verifier": ("dtype", "backend", "device", "revision")}),
         Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 3,
               drops={"verifier": ("backend",),

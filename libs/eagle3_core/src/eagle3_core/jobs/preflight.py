@@ -79,18 +79,20 @@ class Look:
     tried: int = 0
     """Characters that were made into tokens without one."""
 
-    def take(self, conversation: Conversation) -> None:
-        """Look at one more conversation."""
+    def take(self, conversation: Conversation, source: Source, say: Say) -> None:
+        """Look at one more conversation of `source`."""
         keys = tuple(prompt_keys(conversation)) if self.answered else (last_prompt_key(conversation),)
         self.keys.append(keys)
         if self.usable or self.tried > TRIED_CHARS:
             return
+        say(f"a conversation of {source.spec.uri}, made into tokens by the verifier's template and tokenizer,", POINTER)
         self.tried += sum(len(message["content"]) for message in conversation.messages)
         try:
             _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
+            self.usable = True
         except Dropped:
-            return
-        self.usable = True
+            pass
+        say(source.spec.uri, source.pointer)
 
 
 def nothing(_what: str, _pointer: str | None) -> None:
@@ -136,7 +138,7 @@ def _look(sources: Sequence[Source], look: Look, bad_rows_limit: float, pointer:
         say(source.spec.uri, source.pointer)
         tally = Tally()
         for conversation in source.usable(tally, answers_needed=look.answered, beginning=True):
-            look.take(conversation)
+            look.take(conversation, source, say)
         judge_beginning(source.path, tally, bad_rows_limit, pointer=source.pointer)
         look.whole &= tally.whole
         if tally.bad:

@@ -54,8 +54,13 @@ def need_of_answers(prompt_tokens: int, samples: int, most_tokens: int, hidden: 
 
 
 def need_of_stage(stage: StageName, spec: JobSpec, results: Mapping[StageName, Mapping[str, Any]]) -> Need | None:
-    """What all states that `stage` writes need, by the results of the stages before it; None for stages that write none."""
+    """What all states that `stage` writes need, by the results of the stages before it.
+
+    None for stages that write none, and where prepare did not say what they need.
+    """
     prepared = results.get("prepare", {})
+    if "states_bytes_least" not in prepared:
+        return None
     if stage == "extract" and spec.data.regenerate.enabled:
         answers, hidden = results["generate"], int(prepared["verifier"]["hidden_size"])
         return exact_need(int(answers["tokens"]), int(answers["answer_tokens"]) + int(answers["samples"]), hidden)

@@ -25,12 +25,15 @@ from aerie_api.leases.repository import CommitRepository, UnitRepository, living
 from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, Slice, StageName, reads_of, slices, stages_of, unit_inputs, unit_key
+from eagle3_core.jobs.room import check_room, need_of_stage
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
 from eagle3_core.jobs.wire import Assignment, ManifestRef, UnitSlice
 
 Reduce = Callable[[StageName, JobSpec, list[dict[str, Any]]], dict[str, Any]]
 Intact = Callable[[ManifestRef], bool]
+MAX_WARNINGS, MAX_WARNING_CHARS = 100, 1000
+"""Warnings that a job keeps, and how long one may be."""
 
 
 class StageResultInvalid(AerieError):
@@ -67,11 +70,15 @@ class StageForecast:
 
 
 class Planner:
-    """Moves jobs on. `reduce` joins the results of a stage's units; `intact` says whether a manifest's objects are there."""
+    """Moves jobs on. `reduce` joins the results of a stage's units; `intact` says whether a manifest's objects are there,
+    `free_bytes` how much room the store has (None: it does not say)."""
 
-    def __init__(self, reduce: Reduce, intact: Intact, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, reduce: Reduce, intact: Intact, free_bytes: Callable[[], int | None], clock: Callable[[], float]
+    ) -> None:
         self._reduce = reduce
         self._intact = intact
+        self._free_bytes = free_bytes
         self._clock = clock
 
     def new_stages(self, job: Job, spec: JobSpec) -> list[StageRow]:
@@ -103,7 +110,9 @@ class Planner:
     def _plan(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> None:
         now = self._clock()
         name = stage_name(stage.name)
-        planned = self._units(session, job.tenant, name, spec, job.sources, self._known(session, job))
+        known = self._known(session, job)
+        planned = self._units(session, job.tenant, name, spec, job.sources, known)
+        self._check_room(session, job, spec, name, known, planned)
         for unit in planned:
             session.add(self._unit(job, stage, unit, len(planned), now))
         session.flush()
@@ -153,6 +162,33 @@ class Planner:
                 del found[key]
         return [PlannedUnit(s, key, found.get(key)) for s, key in zip(cut, keys, strict=True)]
 
+    def _check_room(
+        self, session: Session, job: Job, spec: JobSpec, stage: StageName, known: Known, planned: Sequence[PlannedUnit]
+    ) -> None:
+        """Before the canary and before hidden states are made: raise StoreTooSmall if those that no other job has left behind
+        cannot fit, warn if they may not."""
+        writer: StageName = "generate" if spec.data.regenerate.enabled else "extract"
+        if stage not in ("canary", "generate", "extract"):
+            return
+        makes = writer if stage == "canary" else stage
+        with _typed_errors(makes):
+            need, samples = need_of_stage(makes, spec, known.results), int(known.results["prepare"]["samples"])
+        if need is None:
+            return
+        units = planned if makes == stage else self._units(session, job.tenant, makes, spec, job.sources, known)
+        left = sum(unit.slice.stop - unit.slice.start for unit in units if unit.commit is None)
+        warning = check_room(need.share(left, samples), self._free_bytes(), spec.data.regenerate.max_new_tokens)
+        self._warn(session, job, [warning] if warning else [])
+
+    def _warn(self, session: Session, job: Job, warnings: Sequence[str]) -> None:
+        """Add what is new of `warnings` to the job's own."""
+        new = [text for text in dict.fromkeys(warnings) if text not in job.warnings][: MAX_WARNINGS - len(job.warnings)]
+        for text in new:
+            History(session).event(job, self._clock(), "job.warning", text, "warning")
+        if new:
+            job.warnings = [*job.warnings, *new]
+            job.version += 1
+
     def _finish(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> bool:
         """Give `stage` its result if every unit has one."""
         units = UnitRepository(session).of_stage(job.id, stage.name)
@@ -160,7 +196,9 @@ class Planner:
             return False
         name = stage_name(stage.name)
         with _typed_errors(name):
-            stage.result = self._reduce(name, spec, [unit.result or {} for unit in units])
+            stage.result = result = self._reduce(name, spec, [unit.result or {} for unit in units])
+            said = [str(text)[:MAX_WARNING_CHARS] for text in result.get("warnings") or ()]
+        self._warn(session, job, [f"{name}: {text}" for text in said])
         now = self._clock()
         stage.state, stage.finished_at, stage.reason = UnitState.SUCCEEDED, now, None
         stage.started_at = started = stage.started_at or now
