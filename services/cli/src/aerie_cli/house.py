@@ -29,6 +29,7 @@ from aerie_cli.lock import Lock, require_writable
 from eagle3_core import strict_json
 from eagle3_core.cores import THREADS_VARIABLE
 from eagle3_core.errors import AerieError
+from eagle3_core.folders import cache_folder
 from eagle3_core.tether import tethered
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
@@ -48,13 +49,6 @@ class DidNotStart(AerieError):
     """The API ends as soon as it is started."""
 
     code, status = "up.failed", 500
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of the project: AERIE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("AERIE_CACHE"):
-        return Path(own).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "aerie"
 
 
 @dataclass

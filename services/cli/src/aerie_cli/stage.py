@@ -17,11 +17,11 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from aerie_cli.house import cache_folder
 from aerie_cli.jobfile import Changes, read_job
 from aerie_cli.output import Json, aside, command, document, people
 from aerie_cli.report import duration
 from eagle3_core.errors import InvalidRequest
+from eagle3_core.folders import cache_folder
 from eagle3_core.jobs.graph import STAGES
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.wire import LogLine, Metric
