@@ -74,6 +74,19 @@ def test_all_faults_are_listed_and_not_only_the_first():
     assert {f["pointer"] for f in caught.value.context["faults"]} == {"/training/lr", "/training/epochs", "/bogus"}
 
 
+def test_a_flood_of_faults_is_cut():
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job({**job(), **{f"bogus{i}": 1 for i in range(5000)}})
+
+    assert len(caught.value.context["faults"]) == 50
+
+
+def test_switches_are_switches_and_text_may_be_a_number_as_yaml_writes_it():
+    spec = parse_job(job(training__train_lm_head=False, training__lr="1e-4"))
+
+    assert (spec.training.train_lm_head, spec.training.lr) == (False, 1e-4)
+
+
 def test_training_may_only_shorten_samples():
     with pytest.raises(InvalidRequest, match="smaller than data"):
         parse_job(job(data__max_seq_len=128, training__max_seq_len=256))
@@ -119,6 +132,27 @@ def test_a_tie_is_what_the_verifiers_precision_explains_unless_the_job_says_othe
         ("verifier__revision", "\udfff", "/verifier/revision"),
         ("datasets", [{"uri": "a\ud800"}], "/datasets/0/uri"),
         ("metadata", {"a/b~c": "\ud800"}, "/metadata/a~1b~0c"),
+        ("metadata", {"x": "a\0b"}, "/metadata/x"),
+        ("verifier__model", "/a" * 3000, "/verifier/model"),
+        ("verifier__revision", "r" * 257, "/verifier/revision"),
+        ("datasets", [{"uri": "/a"}] * 65, "/datasets"),
+        ("datasets", [{"uri": "/" + "a" * 4096}], "/datasets/0/uri"),
+        ("datasets", [{"uri": "a", "weight": 0}], "/datasets/0/weight"),
+        ("datasets", [{"uri": "a", "weight": -1}], "/datasets/0/weight"),
+        ("datasets", [{"uri": "a", "weight": float("nan")}], "/datasets/0/weight"),
+        ("datasets", [{"uri": "a", "weight": True}], "/datasets/0/weight"),
+        ("datasets", [{"uri": "a", "max_samples": True}], "/datasets/0/max_samples"),
+        ("training__ttt_steps", True, "/training/ttt_steps"),
+        ("training__lr", True, "/training/lr"),
+        ("training__betas", [True, 0.9], "/training/betas"),
+        ("extraction__aux_layers", [True, 2, 3], "/extraction/aux_layers"),
+        ("training__epochs", 10**30, "/training/epochs"),
+        ("training__max_steps", 10**30, "/training/max_steps"),
+        ("training__accumulation", 10**6, "/training/accumulation"),
+        ("training__threads", 10**6, "/training/threads"),
+        ("training__clip", 1e300, "/training/clip"),
+        ("training__weight_decay", 1e300, "/training/weight_decay"),
+        ("training__expected_length_weight", 1e300, "/training/expected_length_weight"),
         ("metadata", {"k" * 65: "x"}, "/metadata"),
         ("metadata", {"k": "x" * 513}, "/metadata/k"),
         ("datasets", [{"uri": "a", "weight": 1e300}], "/datasets/0/weight"),

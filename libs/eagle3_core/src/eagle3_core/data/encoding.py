@@ -20,8 +20,8 @@ from eagle3_core.digests import digest_json
 from eagle3_core.verifier.folder import POINTER, VerifierFault, refusal
 from eagle3_core.verifier.identity import Identity
 
-LIMITS = Limits(cpu_s=20, wall_s=300, memory_bytes=3 << 30)
-"""What one conversation may cost. The longest line of a data set takes 10 s of CPU time and 1 GiB, most take milliseconds."""
+LIMITS = Limits(cpu_s=120, wall_s=600, memory_bytes=3 << 30)
+"""What one conversation may cost. The longest line with the most turns takes 44 s of CPU time, most take milliseconds."""
 
 
 class EncodingTooCostly(VerifierFault):

@@ -32,8 +32,9 @@ from eagle3_core.verifier.folder import POINTER
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
-TRIED_CHARS = 4 << 20
-"""Text that is made into tokens to see whether a data set makes a sample: some seconds of work."""
+TRIED_CHARS = 1 << 20
+"""Text that is made into tokens to see whether a data set makes a sample: some seconds of work. Longer conversations are not
+tried."""
 
 
 class VocabSize(AerieError):
@@ -77,7 +78,7 @@ class Look:
     usable: bool = False
     """Whether a sample was made."""
     tried: int = 0
-    """Characters that were made into tokens without one."""
+    """Characters of conversations that were made into tokens without one, and of the one that was too long to try."""
 
     def take(self, conversation: Conversation, source: Source, say: Say) -> None:
         """Look at one more conversation of `source`."""
@@ -85,8 +86,10 @@ class Look:
         self.keys.append(keys)
         if self.usable or self.tried > TRIED_CHARS:
             return
-        say(f"a conversation of {source.spec.uri}, made into tokens by the verifier's template and tokenizer,", POINTER)
         self.tried += sum(len(message["content"]) for message in conversation.messages)
+        if self.tried > TRIED_CHARS:
+            return
+        say(f"a conversation of {source.spec.uri}, made into tokens by the verifier's template and tokenizer,", POINTER)
         try:
             _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
             self.usable = True

@@ -25,6 +25,9 @@ __all__ = [
     "StageResources", "Training", "VerifierSpec", "Vocab", "parse_job",
 ]  # fmt: skip
 
+MAX_FAULTS = 50
+"""Faults of one document that are listed."""
+
 NEAR_TIE_LOGIT_GAP = {"float32": 0.0, "bfloat16": 0.25, "float16": 0.03125}
 """Two units in the last place of a logit between 16 and 32, in which different batch shapes may round differently."""
 
@@ -38,7 +41,7 @@ class JobSpec(Section):
     verifier: VerifierSpec
     """The large model."""
 
-    datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1)]
+    datasets: Annotated[tuple[DatasetSpec, ...], Field(min_length=1, max_length=64)]
     """Training data, one source or many, mixed by weight."""
 
     data: Data = Data()
@@ -79,7 +82,7 @@ def parse_job(document: Any) -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        faults = [{"pointer": json_pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()]
+        faults = [{"pointer": json_pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()[:MAX_FAULTS]]
         raise InvalidRequest(
             f"{faults[0]['pointer']}: {faults[0]['detail']}",
             remedy="docs/job.md and /openapi.json list the fields of a job",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**12)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
@@ -14,3 +15,13 @@ class Section(BaseModel):
     """A part of a job: frozen, and closed to unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """True is no 1: pydantic takes it for one."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        given: list[Any] = value if isinstance(value, list) else [value]
+        if any(isinstance(part, bool) for part in given) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("true and false are no values of this field")
+        return value

@@ -35,7 +35,7 @@ class Gate(Section):
 class Evaluation(Section):
     """How the drafter is measured: real drafting and verifying on held-out prompts."""
 
-    prompts: Annotated[tuple[DatasetSpec, ...], Field(min_length=1)]
+    prompts: Annotated[tuple[DatasetSpec, ...], Field(min_length=1, max_length=64)]
     """Held-out prompts; a line's `task` names its domain in the report."""
 
     max_prompts: Positive | None = None

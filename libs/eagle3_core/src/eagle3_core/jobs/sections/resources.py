@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from eagle3_core.jobs.sections.base import Positive, Section
+from eagle3_core.jobs.sections.base import Positive, Section, Threads
 
 
 class StageResources(Section):
     """What one stage's units ask for."""
 
-    threads: Positive | None = None
+    threads: Threads | None = None
     """CPU threads of a unit. null = its worker's share of the cores (`aerie up --threads`). Part of what makes a digest
     reproducible: name it where workers have different machines."""
 

@@ -12,10 +12,10 @@ from eagle3_core.jobs.sections.base import Positive, Section, Share
 class VerifierSpec(Section):
     """The large model whose tokens are drafted."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=4096)]
     """Folder of a Hugging Face checkpoint (config, tokenizer with chat template, safetensors), absolute or `file:` URI."""
 
-    revision: str = "local"
+    revision: Annotated[str, Field(max_length=256)] = "local"
     """Revision of the checkpoint; part of the capture contract."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -31,7 +31,7 @@ class VerifierSpec(Section):
 class DatasetSpec(Section):
     """One source of prompts or conversations."""
 
-    uri: Annotated[str, Field(min_length=1)]
+    uri: Annotated[str, Field(min_length=1, max_length=4096)]
     """`file:` URI or path of a JSONL file, under a root that the operator lists."""
 
     format: Literal["auto", "messages", "sharegpt", "alpaca", "prompts"] = "auto"

@@ -19,7 +19,7 @@ class Extraction(Section):
     codec: Literal["raw"] = "raw"
     """How states are stored."""
 
-    shard_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 256 << 20
     """Largest shard file, in bytes."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from eagle3_core.jobs.sections.base import Positive, Section, Share
+from eagle3_core.jobs.sections.base import Positive, Section, Share, Threads
 
 
 class Training(Section):
@@ -18,7 +18,7 @@ class Training(Section):
     init: Literal["random", "verifier_layer"] = "random"
     """Start of the drafter's layer: random, or a copy of the verifier's last layer (Llama-shaped verifiers)."""
 
-    epochs: Positive = 3
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Passes over the training samples, unless `max_steps` ends the run earlier."""
 
     max_steps: Positive | None = None
@@ -36,13 +36,13 @@ class Training(Section):
     warmup_ratio: Share = 0.03
     """Share of the steps in which the learning rate rises from 0."""
 
-    clip: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    clip: Annotated[FiniteFloat, Field(gt=0, le=1e6)] = 1.0
     """Largest gradient norm (L2, all parameters)."""
 
     betas: tuple[Annotated[FiniteFloat, Field(ge=0, lt=1)], Annotated[FiniteFloat, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """AdamW's decay rates."""
 
-    weight_decay: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    weight_decay: Annotated[FiniteFloat, Field(ge=0, le=10)] = 0.0
     """AdamW's decoupled weight decay."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=16)] = 3
@@ -57,7 +57,7 @@ class Training(Section):
     loss: Literal["soft_ce", "kl", "tv", "lk"] = "soft_ce"
     """Distance between the verifier's and the drafter's distribution over the draft vocabulary."""
 
-    expected_length_weight: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    expected_length_weight: Annotated[FiniteFloat, Field(ge=0, le=1000)] = 0.0
     """Weight of (K - expected accepted tokens) beside the loss (+.022 AL measured with 4)."""
 
     label_rule: Literal["serving", "speculators"] = "serving"
@@ -69,14 +69,14 @@ class Training(Section):
     noise_std: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Half-width of uniform noise added to the aux states, relative to their root mean square."""
 
-    max_seq_len: Annotated[int, Field(ge=8)] | None = None
+    max_seq_len: Annotated[int, Field(ge=8, le=1048576)] | None = None
     """Longest sample in training; may only be smaller than `data.max_seq_len`."""
 
-    batch_tokens: Annotated[int, Field(ge=8)] = 8192
+    batch_tokens: Annotated[int, Field(ge=8, le=1 << 30)] = 8192
     """Tokens (prompts included) packed into one forward pass. Several GPUs share a step's samples by their cost, and then
     a pass may hold some more."""
 
-    accumulation: Positive = 1
+    accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
     """Forward passes per optimizer step."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -91,7 +91,7 @@ class Training(Section):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Seed of initial weights, order and noise."""
 
-    threads: Positive | None = None
+    threads: Threads | None = None
     """CPU threads of the training process; null = all cores. Part of what makes a digest reproducible."""
 
     num_workers: Annotated[int, Field(ge=1, le=64)] | None = None
