@@ -24,17 +24,6 @@ def test_the_error_page_is_made_from_the_code():
     assert (ROOT / "docs/errors.md").read_text() == made, "run: .venv/bin/python docs/make_errors.py > docs/errors.md"
 
 
-def test_every_file_that_the_tour_and_the_readme_name_exists():
-    core = ROOT / "libs/eagle3_core/src/eagle3_core"
-    for page in ("README.md", "CONTRIBUTING.md", "docs/tour.md"):
-        text = (ROOT / page).read_text()
-        for link in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
-    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", (ROOT / "docs/tour.md").read_text()):
-        places = [core / name, ROOT / name, *ROOT.glob(f"services/*/src/*/{name}")]
-        assert any(place.exists() for place in places), f"docs/tour.md names {name}"
-
-
 def test_no_page_holds_a_placeholder():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 

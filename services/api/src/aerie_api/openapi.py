@@ -1,4 +1,4 @@
-"""Prints the OpenAPI document, the same bytes for the same code: `python -m aerie_api.openapi > docs/openapi.json`."""
+"""Prints the OpenAPI document, the same bytes for the same code: `python -m aerie_api.openapi > openapi.json`."""
 
 from __future__ import annotations
 

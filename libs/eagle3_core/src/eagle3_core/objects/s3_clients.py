@@ -1,7 +1,7 @@
 """The two clients of a store, made alike: minio-py for control and reads, obstore for bulk writes.
 
 obstore because a write is bound by hashing: it sends payloads unsigned over TLS, where minio-py digests every byte (MD5
-over TLS, SHA-256 without); `benchmarks/store.py` measures both. Over a plain network that was allowed by name payloads
+over TLS, SHA-256 without). Over a plain network that was allowed by name payloads
 are signed, because nothing else there would notice a changed byte before a reader does.
 
 Neither client retries on its own where a retry would hide what happened: minio-py not at all, obstore a few times a part,

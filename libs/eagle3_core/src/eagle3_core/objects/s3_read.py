@@ -31,7 +31,7 @@ DIGEST_HEADER = "x-amz-meta-blake3"
 PART_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
 STREAMS = 4
-"""Parts under way at once: 1.5 times as fast as one on loopback, and no faster with 8 (`benchmarks/store.py`)."""
+"""Parts under way at once: 1.5 times as fast as one on loopback, and no faster with 8."""
 
 
 def read_bytes(client: Minio, bucket: str, name: str, start: int, length: int | None) -> bytes:
