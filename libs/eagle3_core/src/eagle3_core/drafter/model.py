@@ -1,8 +1,8 @@
-"""The drafter: one Llama layer over pairs of (token, hidden state), the same functions for training and decoding.
+"""The drafter: one Llama layer over pairs of (token, hidden state), in functions that decoding runs and training must equal.
 
 A drafter is a dict of tensors named as in speculators' `Eagle3DraftModel` (`fc.weight`, `layers.0.self_attn...`,
-`norm.weight`, `lm_head.weight`) and a `DrafterConfig`. Training runs on the parameters of that very module; nothing
-here needs the library, so decoding does not pay for its import.
+`norm.weight`, `lm_head.weight`) and a `DrafterConfig`. Nothing here needs that library, so neither
+training nor decoding pays for its import.
 
 The maths (EAGLE-3, arXiv 2503.01840; 3.1, arXiv 2605.09992):
     g_p   = fc([a_p; b_p; c_p])             aux states of position p (3.1: each RMS-normed with its own gain first)
