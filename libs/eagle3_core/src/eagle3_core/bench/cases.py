@@ -58,10 +58,16 @@ class Case:
 _S = Case("S", 0, 4096, 14336, 32, 8, 128, 128256, 32000, 7)
 _K = Case("K", 0, 7168, 18432, 64, 64, 128, 163840, 32000, 4)
 _C = Case("C", 0, 576, 1536, 9, 3, 64, 49152, 8192, 3, turn=128)
+_T = Case("T", 0, 64, 128, 4, 2, 16, 512, 128, 3, turn=32)
 
 CASES: dict[str, Case] = {
     f"{base.name}{tokens}": replace(base, name=f"{base.name}{tokens}", tokens=tokens)
-    for base, sizes in ((_S, (2048, 4096, 8192, 32768, 131072)), (_K, (2048, 4096, 8192)), (_C, (256, 1024)))
+    for base, sizes in (
+        (_S, (2048, 4096, 8192, 32768, 131072)),
+        (_K, (2048, 4096, 8192)),
+        (_C, (256, 1024)),
+        (_T, (96,)),
+    )
     for tokens in sizes
 }
 ON_CPU, ON_CUDA = ("C1024",), ("S2048", "S8192", "K4096")
