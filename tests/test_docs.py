@@ -16,7 +16,9 @@ def test_the_job_reference_is_the_job_model():
 
 
 def test_the_error_page_is_made_from_the_code():
-    made = runpy.run_path(str(ROOT / "docs/make_errors.py"))["render"]()  # here torch may be loaded already: 10 s of CPU
+    made = runpy.run_path(str(ROOT / "docs/make_errors.py"))[
+        "render"
+    ]()  # here torch may be loaded already: 10 s of CPU
 
     assert (ROOT / "docs/errors.md").read_text() == made, "run: .venv/bin/python docs/make_errors.py > docs/errors.md"
 

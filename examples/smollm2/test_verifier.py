@@ -42,9 +42,9 @@ def folder(cache):
 def test_the_verifier_lies_in_the_cache_that_the_user_names(tmp_path, monkeypatch):
     made = []
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
-    monkeypatch.setitem(example.verifier.__globals__, "_whole", lambda folder, _: made.append(folder) or True)
+    monkeypatch.setitem(verifier.verifier.__globals__, "_whole", lambda folder, _: made.append(folder) or True)
 
-    folder = example.verifier()
+    folder = verifier.verifier()
 
     assert folder == made[0] == tmp_path / "verifiers" / "smollm2-135m-instruct-fp32"
 

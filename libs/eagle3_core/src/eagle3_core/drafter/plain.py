@@ -142,7 +142,9 @@ class PlainOperations:
             below = (q * (q < p_R)).sum(-1)
         kl = cross - entropy_U.index_select(0, label_R)
         share = torch.exp(-LK_ETA * alpha)
-        distance = {"soft_ce": cross, "kl": kl, "tv": 1.0 - alpha, "lk": share * kl + (1.0 - share) * (1.0 - alpha)}[loss]
+        distance = {"soft_ce": cross, "kl": kl, "tv": 1.0 - alpha, "lk": share * kl + (1.0 - share) * (1.0 - alpha)}[
+            loss
+        ]
         return Scores(distance, alpha, below, s.argmax(-1), student, teacher_U.index_select(0, label_R))
 
     def score_backward(

@@ -149,7 +149,9 @@ class PlainAttention:
 
     def _shares_again(self, part: _Slice, q_KGnD: Tensor, keys_KLD: Tensor) -> tuple[Tensor, Tensor | None]:
         q = q_KGnD * self._scale
-        log_sum = self._log_sum_PQ[part.rows].unflatten(-1, (self._c.num_kv_heads, self._group)).permute(1, 2, 0)[..., None]
+        log_sum = (
+            self._log_sum_PQ[part.rows].unflatten(-1, (self._c.num_kv_heads, self._group)).permute(1, 2, 0)[..., None]
+        )
         scores = (q.flatten(1, 2) @ keys_KLD.transpose(1, 2)).view(*q.shape[:3], -1).float()
         shares = (scores.masked_fill_(part.hidden_nL, float("-inf")) - log_sum).exp_().to(q.dtype)
         own = self._own_scores(q, part)

@@ -51,7 +51,7 @@ def key_blocks(start, first, ok, J, BN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["k", "n", "J", "P"], do_not_specialize_on_alignment=["LSE", "START", "FIRST", "OFFSET"])
-def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_scale, W, A, KV,
+def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_scale, W, A, KV,  # noqa: E741
                    G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
                    DOT: tl.constexpr):  # fmt: skip
     """O and LSE of step k's rows. One program per BM rows and query head; the longest look back comes first."""
@@ -87,7 +87,9 @@ def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_s
         kk = tile(KV0, KVD, c0, hk * D, 2 * KV, J, BN, D, True, TMA)
         s = tl.dot(q, tl.trans(kk), input_precision=DOT) * qk_scale
         s = tl.where((c[None, :] <= start[:, None]) & (c[None, :] >= first[:, None]), s, LOWEST)
-        new = tl.maximum(top, tl.max(s, 1))  # a row without a key so far collects garbage, which fade = 0 wipes out later
+        new = tl.maximum(
+            top, tl.max(s, 1)
+        )  # a row without a key so far collects garbage, which fade = 0 wipes out later
         p = tl.math.exp2(s - new[:, None])
         fade = tl.math.exp2(top - new)
         total = total * fade + tl.sum(p, 1)
@@ -110,7 +112,7 @@ def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_s
     tl.store(LSE + h * P + row, top + tl.math.log2(total), mask=ok)
 
 
-@triton.jit(do_not_specialize=["k", "n", "J", "P"],
+@triton.jit(do_not_specialize=["k", "n", "J", "P"],  # noqa: E741
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "OFFSET"])  # fmt: skip
 def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,
                           W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

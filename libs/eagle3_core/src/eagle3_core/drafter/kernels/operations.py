@@ -30,7 +30,9 @@ class TritonOperations:
         self._config, self._device, self._sizes = config, device, sizes
         self._block = triton.next_power_of_2(config.hidden_size)
         # Programs of the norms' backward: two a multiprocessor, each with its own sums.
-        self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        self._programs = (
+            2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        )
 
     def norm(
         self, x: Tensor, gain_H: Tensor | None, eps: float, out: Tensor, rstd: Tensor, *, add: Tensor | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle3_core.jobs.sections.base import Positive, Section, Threads
+from eagle3_core.jobs.sections.base import Section, Threads
 
 
 class StageResources(Section):
