@@ -122,7 +122,7 @@ def _uncompiled() -> None:
     inner = getattr(Eagle3DraftModel.forward, "_torchdynamo_orig_callable", None)
     if inner is not None:
         Eagle3DraftModel.forward = inner
-    attention.flex_attention = torch.compile(flex_attention)
+    attention.flex_attention = torch.compile(flex_attention)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _their_module(work: Work, device: torch.device, attention: str) -> Any:

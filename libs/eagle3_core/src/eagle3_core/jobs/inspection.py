@@ -43,6 +43,8 @@ class Inspected:
     """Digests: of the verifier under `verifier`, of each data set under its URI."""
     warnings: Sequence[str]
     """What is odd but no reason to refuse."""
+    train_peak_bytes: int
+    """Most memory that training takes."""
 
 
 class Inspection:
@@ -76,7 +78,7 @@ class Inspection:
                 ) from None
             finally:
                 self._idle.put(process)
-            return Inspected(found["sources"], found["warnings"])
+            return Inspected(found["sources"], found["warnings"], found["train_peak_bytes"])
         finally:
             self._places.release()
 
@@ -94,4 +96,8 @@ def confined(request: Any, say: Say) -> Any:
     """The service of an inspection's process: what preflight finds."""
     spec, roots = JobSpec.model_validate(request["spec"]), [Path(root) for root in request["file_roots"]]
     found = preflight(spec, roots, say)
-    return {"sources": found.sources, "warnings": list(found.warnings)}
+    return {
+        "sources": found.sources,
+        "warnings": list(found.warnings),
+        "train_peak_bytes": found.train_peak_bytes,
+    }

@@ -112,9 +112,9 @@ def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_s
     tl.store(LSE + h * P + row, top + tl.math.log2(total), mask=ok)
 
 
-@triton.jit(do_not_specialize=["k", "n", "J", "P"],  # noqa: E741
+@triton.jit(do_not_specialize=["k", "n", "J", "P"],
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "OFFSET"])  # fmt: skip
-def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,
+def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,  # noqa: E741
                           W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                           TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Step k's gradient of the queries, and DELTA. One program per BM rows and query head."""

@@ -3,6 +3,8 @@
 Shapes: P pair rows, J key rows, A query heads x head size, KV key-value heads x head size, W = A + 2 KV.
 """
 
+# Triton takes launch options (num_warps, num_stages) and compile-time values that its types do not know.
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 from typing import Any

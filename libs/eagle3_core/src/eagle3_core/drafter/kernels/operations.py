@@ -3,6 +3,8 @@
 Shapes as in `drafter.operations`.
 """
 
+# Triton takes launch options (num_warps, num_stages) and compile-time values that its types do not know.
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 import torch
