@@ -14,7 +14,7 @@ from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.wire import Commit, Output
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.stages import registry
-from eagle3_core.stages.chain import Chain, NotInJob
+from eagle3_core.stages.chain import Chain, Ledger, LedgerDamaged, NotInJob
 from eagle3_core.stages.context import Preempted, StageContext
 
 SOURCES = {"verifier": "v", "file:///train.jsonl": "d", "file:///test.jsonl": "t"}
@@ -196,3 +196,13 @@ def test_preparing_needs_no_torch():
 def test_every_stage_of_the_graph_has_its_function(name):
 
     assert registry.load(name).__name__ == name
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"a": 3}', '{"a": {}}', '{"a": NaN}', "\x00", '{"a":' * 9000, "\ufeff{"])
+def test_a_damaged_ledger_is_named_and_need_only_be_deleted(tmp_path, damage):
+    (tmp_path / "ledger.json").write_text(damage)
+
+    with pytest.raises(LedgerDamaged, match=r"ledger\.json") as refused:
+        Ledger(tmp_path / "ledger.json")
+
+    assert "delete it" in refused.value.remedy

@@ -95,6 +95,7 @@ def test_an_address_that_others_can_reach_must_be_asked_for(monkeypatch, host):
     with pytest.raises(RemoteBindRefused, match="other machines"):
         read_settings()
     monkeypatch.setenv("AERIE_ALLOW_REMOTE", "1")
+    monkeypatch.setenv("AERIE_ALLOW_PLAIN_HTTP", "1")
     assert read_settings().host == host
 
 

@@ -6,34 +6,17 @@ import httpx
 import pytest
 
 from aerie_cli import demo
-from aerie_cli.client import Api, Damaged
-from aerie_cli.download import download_drafter
-from eagle3_core.digests import digest_bytes
-
-FILES = {"sglang/config.json": b"{}", "sglang/model.safetensors": b"tensors", "card.md": b"# card"}
+from aerie_cli.client import Api
 
 
 class Store:
-    """An API that has a drafter's files and some names in use."""
+    """An API that has some names in use."""
 
-    def __init__(self, files=None, names=()):
-        self.files = dict(FILES if files is None else files)
-        self.listed = {name: digest_bytes(data) for name, data in self.files.items()}
+    def __init__(self, names):
         self.names = set(names)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
-        if path == "/jobs":
-            return self._post(json.loads(request.content))
-        if path.endswith("/artifacts"):
-            listed = [
-                {"name": n, "size": len(self.files[n]), "blake3": d, "href": f"{path}/{n}"}
-                for n, d in self.listed.items()
-            ]
-            return httpx.Response(200, json={"object": "list", "data": listed, "has_more": False})
-        return httpx.Response(200, content=self.files[path.split("/artifacts/", 1)[1]])
-
-    def _post(self, job) -> httpx.Response:
+        job = json.loads(request.content)
         if job["name"] in self.names:
             problem = {"code": "drafter.name_in_use", "status": 409, "detail": "in use"}
             return httpx.Response(409, json=problem)
@@ -44,41 +27,20 @@ def api(store: Store) -> Api:
     return Api("http://aerie", httpx.MockTransport(store))
 
 
-def test_a_drafter_is_downloaded_whole_and_replaces_the_last_one(tmp_path):
-    (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "stale").write_text("old")
-    heard = []
+def test_ctrl_c_cancels_the_demos_job_so_that_the_next_one_does_not_find_it_going_on(capsys):
+    asked = []
 
-    with api(Store()) as client:
-        download_drafter(client, "job_1", tmp_path / "drafter", lambda have, total: heard.append((have, total)))
+    def interrupted(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path))
+        if request.method == "GET":
+            raise KeyboardInterrupt
+        return httpx.Response(202, json={"object": "job", "id": "job_1", "name": "demo", "status": "cancelling"})
 
-    found = {
-        str(p.relative_to(tmp_path / "drafter")): p.read_bytes()
-        for p in (tmp_path / "drafter").rglob("*")
-        if p.is_file()
-    }
-    assert found == FILES
-    assert heard[-1] == (15, 15)
+    with Api("http://aerie", httpx.MockTransport(interrupted)) as client, pytest.raises(KeyboardInterrupt):
+        demo.follow_or_cancel(client, "job_1")
 
-
-def test_a_damaged_download_is_refused_and_the_last_drafter_stays(tmp_path):
-    (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "good").write_text("old")
-    store = Store()
-    store.files["sglang/model.safetensors"] = b"tensorz"
-
-    with api(store) as client, pytest.raises(Damaged, match=r"sglang/model\.safetensors"):
-        download_drafter(client, "job_1", tmp_path / "drafter", lambda *_: None)
-
-    assert (tmp_path / "drafter" / "good").read_text() == "old"
-
-
-@pytest.mark.parametrize("name", ["../escape", "/etc/escape", "sglang/../../escape"])
-def test_a_file_name_that_leaves_the_folder_is_refused(tmp_path, name):
-    with api(Store({name: b"x"})) as client, pytest.raises(Damaged, match="leaves its folder"):
-        download_drafter(client, "job_1", tmp_path / "drafter", lambda *_: None)
-
-    assert not (tmp_path / "escape").exists()
+    assert asked == [("GET", "/jobs/job_1"), ("POST", "/jobs/job_1/cancel")]
+    assert "cancelling job_1" in capsys.readouterr().err
 
 
 def test_a_name_in_use_gets_the_next_free_number():

@@ -1,9 +1,10 @@
 """Following a job to its end: what is shown, what is asked, and an API that goes away meanwhile."""
 
-import json
+from io import StringIO
 
 import httpx
 import pytest
+from rich.console import Console
 
 from aerie_cli import watch
 from aerie_cli.client import Api
@@ -113,7 +114,81 @@ def test_an_api_that_stays_away_ends_the_watch(monkeypatch):
     monkeypatch.setattr(watch, "AWAY_S", -1.0)
 
     with pytest.raises(NotReachable):
-        follow(Script(httpx.ConnectError("refused")))
+        follow(Script(job("running"), httpx.ConnectError("refused")))
+
+
+def test_an_api_that_never_answered_is_not_waited_for():
+    script = Script(httpx.ConnectError("refused"), job("succeeded"))
+
+    with pytest.raises(NotReachable):
+        follow(script)
+    assert len(script.answers) == 1
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_an_api_that_cannot_answer_now_is_waited_for(status):
+    answers = [
+        httpx.Response(200, json=job("running")),
+        httpx.Response(status, text="busy"),
+        httpx.Response(200, json=job("failed")),
+    ]
+    if status == 429:
+        answers[1] = httpx.Response(429, json={"code": "request.rate", "status": 429, "detail": "slow down"})
+
+    with Api("http://aerie", httpx.MockTransport(lambda _: answers.pop(0))) as api:
+        assert Follower(api, "job_1", wait=lambda _: None).run(Lines(lambda _: None))["status"] == "failed"
+
+
+def test_what_a_job_waits_for_is_said_once():
+    waits = job("queued", stage("prepare", "queued", 0), why_queued="no worker\x1b[2J serves 'prep'")
+
+    _, said = follow(Script(waits, waits, job("running", stage("prepare", "running", 0)), waits, job("cancelled")))
+
+    assert said == [
+        r"waits: no worker\x1b[2J serves 'prep'",
+        "prepare   running     0 %",
+        r"waits: no worker\x1b[2J serves 'prep'",
+    ]
+
+
+def test_a_job_of_a_kind_that_is_not_known_yet_is_followed():
+    _, said = follow(
+        Script(job("paused", stage("train", "paused", 40)), job("failed", stage("train", "new-state", 40)))
+    )
+
+    assert said == ["train     paused     40 %", "train     new-state  40 %"]
+
+
+def test_a_log_is_followed_over_a_restart_to_the_jobs_end(monkeypatch, capsys):
+    monkeypatch.setattr(watch.time, "sleep", lambda _: None)
+    line = {"stage": "train", "unit": 0, "attempt": 1, "level": "info", "at": 1e300}
+    pages = [[{**line, "seq": 1, "text": "one"}], [], [{**line, "seq": 2, "text": "\x1b]0;two\x07 [bold]"}], []]
+    jobs = [job("running"), httpx.ConnectError("away"), job("running"), job("succeeded"), job("succeeded")]
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/logs"):
+            asked.append(request.url.params.get("after"))
+            data = pages.pop(0) if pages else []
+            last = data[-1]["seq"] if data else 0
+            return httpx.Response(200, json={"object": "list", "data": data, "has_more": False, "last_seq": last})
+        told = jobs.pop(0)
+        if isinstance(told, Exception):
+            raise told
+        return httpx.Response(200, json=told)
+
+    real = httpx.Client
+    with_answer = lambda **more: real(**{**more, "transport": httpx.MockTransport(answer)})  # noqa: E731
+    monkeypatch.setattr("aerie_cli.client.httpx.Client", with_answer)
+    from typer.testing import CliRunner
+
+    from aerie_cli.main import app
+
+    told = CliRunner().invoke(app, ["logs", "job_1", "--follow", "--url", "http://aerie"]).stdout
+
+    assert [text.split("/0 ")[1] for text in told.splitlines()] == ["one", r"\x1b]0;two\x07 [bold]"]
+    assert told.startswith("--:--:--")
+    assert asked == [None, "1", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -129,15 +204,42 @@ def test_the_exit_status_tells_how_a_job_ended(finished, status):
     assert status_of_job(finished) == status
 
 
-def test_bars_show_every_stage(capsys):
-    from io import StringIO
+def bars(width: int, **more) -> list[str]:
+    """The lines of the bars of a half trained job on a terminal of `width` columns."""
+    console = Console(width=width, record=True, file=StringIO(), force_terminal=True)
+    train = stage(
+        "train",
+        "running",
+        50,
+        seconds=61,
+        estimated_remaining_seconds=3725,
+        note="a long note " * 9,
+        rate=2,
+        rate_unit="steps",
+    )
+    with watch.Bars(console) as shown:
+        console.export_text(clear=True)
+        shown.show(job("running", stage("prepare", "succeeded", 100, seconds=2), train, **more), 1.5)
+        text = console.export_text()
+    return [line.rstrip() for line in text.splitlines()]
 
-    from rich.console import Console
 
-    out = StringIO()
-    with watch.Bars(Console(file=out, width=120, force_terminal=True)) as bars:
-        bars.show(job("running", stage("prepare", "succeeded", 100, seconds=2), stage("train", "running", 50)), 1.5)
+@pytest.mark.parametrize("width", [40, 72, 80, 120])
+def test_bars_show_every_stage_whole_on_a_terminal_of_any_width(width):
+    prepare, train, *_ = bars(width)
 
-    assert "prepare" in out.getvalue()
-    assert "loss 1.500" in out.getvalue()
-    assert json.dumps(out.getvalue()).count("50 %") >= 1
+    assert prepare.startswith("✓ prepare   ━━━━━━")
+    assert "100 %" in prepare
+    assert train.startswith("> train     ━━━")
+    assert " 50 %" in train
+    assert "-1:02:05" in train
+    assert len(train) <= width
+    assert ("2 steps/s" in train) == (width >= 72)
+
+
+def test_below_the_bars_stands_when_all_will_be_done_or_what_is_waited_for(monkeypatch):
+    monkeypatch.setattr(watch.time, "time", lambda: 1000.0)
+
+    assert bars(80, estimated_finish=1125.0)[2] == "done in about 2:05"
+    assert bars(80, why_queued="no worker", estimated_finish=1125.0)[2] == "waits: no worker"
+    assert bars(80)[2:] == []

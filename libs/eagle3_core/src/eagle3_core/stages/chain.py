@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from eagle3_core import strict_json
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, Slice, StageName, reads_of, slices, stages_of, unit_inputs, unit_key
 from eagle3_core.jobs.preflight import preflight
@@ -32,6 +33,12 @@ class NotInJob(AerieError):
     """The job has no such stage."""
 
     code, status = "stage.absent", 422
+
+
+class LedgerDamaged(AerieError):
+    """The list of stages that ran cannot be read."""
+
+    code, status = "stage.ledger", 500
 
 
 class Silent:
@@ -65,10 +72,18 @@ class Ledger:
     """Commits by unit key, in one file that is replaced whole: a crash leaves the old one or the new one."""
 
     def __init__(self, path: Path) -> None:
+        """Raises LedgerDamaged that names the file."""
         self._path = path
         self._entries: dict[str, Output] = {}
         if path.is_file():
-            self._entries = {key: Output.model_validate(v) for key, v in json.loads(path.read_text()).items()}
+            try:
+                stated = strict_json.loads_object(path.read_bytes())
+                self._entries = {key: Output.model_validate(v) for key, v in stated.items()}
+            except ValueError as error:
+                raise LedgerDamaged(
+                    f"{path} is no list of what ran: {error}",
+                    remedy="delete it: the stages run once more, to the same end",
+                ) from None
 
     def get(self, key: str, store: ObjectStore) -> Output | None:
         """What was committed under `key`, if its manifest still exists."""
