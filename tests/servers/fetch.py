@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from aerie_cli.house import cache_folder
+from eagle3_core.folders import cache_folder
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "locks" / "servers.txt"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aerie_cli.house import cache_folder
+from eagle3_core.folders import cache_folder
 from servers import fetch
 from servers.certificates import Certificates
 from servers.process import ServerProcess, free_port

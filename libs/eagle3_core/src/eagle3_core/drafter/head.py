@@ -16,6 +16,7 @@ Shapes: R learning rows, U labels, P pair rows, M chains, K steps, H hidden size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -153,7 +154,7 @@ class Head:
             overlap_MK = overlap_MK.detach().requires_grad_() if overlap_MK is not None else None
             numerator, _ = losses.reduce_pairs(self._objective, distance_MK, overlap_MK, self.valid_MK)
         asked = [distance_MK] if overlap_MK is None else [distance_MK, overlap_MK]
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(numerator, asked, allow_unused=True)
+        found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(numerator, asked, allow_unused=True))
         entry_R = self._t["entry_R"]
         by_row = [g.view(-1).index_select(0, entry_R) if g is not None else None for g in found]
         assert by_row[0] is not None
