@@ -6,9 +6,10 @@ from typing import Any, cast
 
 
 def sayable(value: Any) -> Any:
-    """`value` with every string made encodable: half surrogate pairs, which tokenizers and file names can make, become `?`."""
+    """`value` with every string made storable: half surrogate pairs, which tokenizers and file names can make, and NUL,
+    which Postgres cannot hold, become `?`."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return value.encode("utf-8", "replace").decode().replace("\0", "?")
     if isinstance(value, dict):
         return {sayable(key): sayable(part) for key, part in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):

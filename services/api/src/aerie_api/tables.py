@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, String, false, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 LIVING = ("queued", "running", "paused", "cancelling")
@@ -142,7 +142,7 @@ class Attempt(Base):
     cause: Mapped[str | None] = mapped_column(String(16))
     """Null while it runs, `committed`, or a `Cause`."""
     problem: Mapped[Document | None]
-    blames_worker: Mapped[bool] = mapped_column(default=False)
+    blames_worker: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether it ended in a way that says something about its worker (see `leases.worker_health`)."""
 
     __table_args__ = (Index("ix_attempts_worker", "worker_id", "ended_at"),)
@@ -228,7 +228,7 @@ class Worker(Base):
     set_aside: Mapped[Document | None]
     """The problem for which it gets no more work, until a person readmits it."""
     set_aside_at: Mapped[float | None]
-    readmitted_at: Mapped[float] = mapped_column(default=0.0)
+    readmitted_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
     """Attempts that ended before this moment are no longer held against it."""
 
 
