@@ -82,10 +82,10 @@ def test_a_folder_that_cannot_be_written_is_named(stage):
 
 @pytest.mark.slow
 def test_a_stage_that_is_stopped_saves_and_goes_on_when_it_is_run_again(stage):
-    stage.document["training"] |= {"epochs": 5000, "checkpoint_every_steps": 100000}
+    stage.document["training"] |= {"epochs": 5000, "checkpoint_every_steps": 20}
     ended = []
 
-    for number, heard in ((signal.SIGTERM, "steps in"), (signal.SIGINT, "going on from")):
+    for number, heard in ((signal.SIGTERM, "checkpoint at step"), (signal.SIGINT, "going on from")):
         with stage.start("train") as running:
             try:
                 said = hear(running, heard.encode())
