@@ -28,7 +28,7 @@ def render() -> str:
     for package in PACKAGES:
         root = importlib.import_module(package)
         for module in pkgutil.walk_packages(root.__path__, package + "."):
-            if not module.name.endswith("__main__") and ".migrations." not in module.name:
+            if ".migrations." not in module.name:
                 importlib.import_module(module.name)
     rows = {
         (kind.code, kind.status, "yes" if kind.retryable else "no", (kind.__doc__ or "").strip().splitlines()[0])
