@@ -126,7 +126,7 @@ def test_a_job_of_ones_own_goes_as_the_readme_says(tmp_path):
         house.terminate()
         house.wait(60)
 
-    assert ran == ["plan", "submit", "logs", "cancel", "retry", "inspect"]
+    assert ran == ["plan", "submit", "logs", "cancel", "retry", "download", "inspect"]
 
 
 def run_as_printed(terminal: Terminal, command: str) -> str:

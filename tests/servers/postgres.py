@@ -81,8 +81,10 @@ class Postgres(ServerProcess):
             for place in (home, home / "password"):
                 os.chown(place, NOBODY, NOBODY)
             if programs.is_relative_to(Path.home()):  # where nobody may not look
-                shutil.copytree(programs.parent, home / "programs", symlinks=True)
-                programs = home / "programs" / "bin"
+                # A wheel keeps the libraries that its programs need in a folder beside its package.
+                root = next((p for p in programs.parents if any(p.glob("*.libs"))), programs.parent)
+                shutil.copytree(root, home / "programs", symlinks=True)
+                programs = home / "programs" / programs.relative_to(root)
         subprocess.run(
             [*self._drop, str(programs / "initdb"), "-D", str(home / "data"), "-U", USER, "--auth=scram-sha-256",
              f"--pwfile={home / 'password'}", "--encoding=UTF8", "--locale=C", "--no-sync"],
