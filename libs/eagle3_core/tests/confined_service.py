@@ -13,7 +13,8 @@ from eagle3_core.verifier.folder import VerifierTemplate, refusal
 
 def service(request, say):
     """What the tests ask for, by name."""
-    say(f"doing {request['do']}", "/verifier/model")
+    say("something else", None, cpu_s=1e-3)
+    say(f"doing {request['do']}", "/verifier/model", request.get("cpu_s"))
     return {
         "echo": lambda: request,
         "pid": os.getpid,
@@ -22,6 +23,7 @@ def service(request, say):
         "eat": lambda: len(bytearray(1 << 40)),
         "eat slowly": lambda: [bytearray(1 << 20) for _ in range(1 << 20)],
         "sleep": lambda: time.sleep(3600),
+        "chatter": lambda: [(say("still there", None), time.sleep(0.1)) for _ in range(36000)],
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "refuse": _refuse,
         "raise": lambda: 1 // 0,

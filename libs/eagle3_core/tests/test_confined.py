@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_core.confined import Confined, Limits, Unanswered
+from eagle3_core import confined
+from eagle3_core.confined import Confined, Limits, ServiceFailed, Unanswered
 from eagle3_core.errors import AerieError
 from eagle3_core.verifier.folder import VerifierTemplate
 
@@ -20,8 +21,8 @@ SMALL = Limits(cpu_s=0.5, wall_s=60, memory_bytes=256 << 20)
 @pytest.fixture
 def process(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    with Confined(SERVICE, SMALL) as confined:
-        yield confined
+    with Confined(SERVICE, SMALL) as process:
+        yield process
 
 
 def unanswered(process, **request) -> Unanswered:
@@ -42,6 +43,34 @@ def test_time_is_bounded_in_python_and_in_c(process, do):
     assert "CPU time" in unanswered(process, do=do).why
 
 
+def test_an_answer_that_nobody_waited_for_is_nobodys(process, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(confined, "_receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.ask({"do": "echo", "text": "the first question"})
+
+    assert process.ask({"do": "echo", "text": "the second"})["text"] == "the second"
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_one_look_may_be_given_less_time_than_all(process):
+    assert "more than 0 s of CPU time" in unanswered(process, do="spin", cpu_s=0.05).why
+
+
+def test_looks_that_follow_one_another_do_not_make_the_wait_longer(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with (
+        Confined(SERVICE, Limits(cpu_s=60, wall_s=2, memory_bytes=1 << 30)) as process,
+        pytest.raises(Unanswered) as caught,
+    ):
+        process.ask({"do": "chatter"})
+
+    assert "no answer within 2 s" in caught.value.why
+
+
 @pytest.mark.parametrize("do", ["eat", "eat slowly"])
 def test_memory_is_bounded(process, do):
     assert re.search("more memory|256 MiB", unanswered(process, do=do).why)
@@ -54,10 +83,10 @@ def test_a_process_that_is_killed_is_replaced(process):
 def test_a_question_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with (
-        Confined(SERVICE, Limits(cpu_s=60, wall_s=0.2, memory_bytes=1 << 30)) as confined,
+        Confined(SERVICE, Limits(cpu_s=60, wall_s=0.2, memory_bytes=1 << 30)) as process,
         pytest.raises(Unanswered) as caught,
     ):
-        confined.ask({"do": "sleep"})
+        process.ask({"do": "sleep"})
 
     assert "no answer within" in caught.value.why
 
@@ -70,18 +99,22 @@ def test_errors_of_ours_arrive_as_themselves(process):
     assert isinstance(caught.value, AerieError)
 
 
-@pytest.mark.parametrize(
-    ("do", "says"), [("raise", "ZeroDivisionError"), ("panic", "index out"), ("answer in no JSON", "set")]
-)
-def test_other_errors_are_told_and_end_nothing(process, do, says):
-    before = process.ask({"do": "pid"})
+def test_a_panic_of_a_library_is_no_answer(process):
+    assert "index out of bounds" in unanswered(process, do="panic").why
 
-    assert says in unanswered(process, do=do).why
-    assert process.ask({"do": "pid"}) == before
+
+@pytest.mark.parametrize(("do", "says"), [("raise", "ZeroDivisionError"), ("answer in no JSON", "set is not JSON")])
+def test_a_fault_of_the_service_is_raised_with_its_traceback(process, do, says):
+    with pytest.raises(ServiceFailed, match="Traceback") as caught:
+        process.ask({"do": do})
+
+    assert says in str(caught.value)
+    assert process.ask({"do": "echo"}) == {"do": "echo"}
 
 
 def test_it_writes_no_file(process, tmp_path):
-    unanswered(process, do="write", path=str(tmp_path / "x"))
+    with pytest.raises(ServiceFailed, match="File too large"):
+        process.ask({"do": "write", "path": str(tmp_path / "x")})
 
     assert (tmp_path / "x").read_bytes() == b""
 

@@ -143,6 +143,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
         ({"logits_scaling": True}, "drafter.verifier", "logits_scaling"),
         ({"hidden_act": "relu2"}, "drafter.verifier", "relu2"),
         ({"hidden_act": ["silu"]}, "drafter.verifier", "hidden_act"),
+        ({"hidden_act": None}, "drafter.verifier", "hidden_act=None"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "drafter.verifier", "dynamic"),
         ({"rope_parameters": {"rope_type": True}}, "drafter.verifier", "'True'"),
         ({"rope_parameters": "yarn"}, "verifier.config", "an object is needed"),
@@ -273,7 +274,16 @@ def test_prompts_that_spell_control_tokens(folder, job):
     error = refusal(job, folder)
 
     assert said(error) == ("dataset.format", "/datasets")
-    assert "control_token" in error.detail
+    assert "control_token (first: a turn spells the control token <|im_end|>)" in error.detail
+
+
+def test_a_template_that_takes_no_conversation_is_quoted(folder, job):
+    (folder / "verifier" / "chat_template.jinja").write_text("{{ raise_exception('only in French') }}")
+
+    error = refusal(job, folder)
+
+    assert said(error) == ("dataset.format", "/datasets")
+    assert "12 template (first: only in French)" in error.detail
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ from eagle3_core.jobs.wire import Failure, LogLine, Metric, Progress
 HALF = "a\ud800b"
 
 
+def test_a_nul_that_a_data_set_brings_becomes_a_question_mark():
+    assert LogLine(at=0, text="a\0b").text == "a?b"
+
+
 def test_half_surrogate_pairs_become_question_marks_wherever_a_child_can_put_them():
     failure = Failure(cause=Cause.FAILED, problem={"detail": HALF, HALF: [HALF]})
     said = [

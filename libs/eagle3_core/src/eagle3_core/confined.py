@@ -22,22 +22,34 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from eagle3_core.errors import AerieError
 
-Say = Callable[[str, str | None], None]
-"""Notes what is looked at from now on, in words, and the JSON pointer of the job's field that it comes from."""
+
+class Say(Protocol):
+    """Notes what a service looks at from now on."""
+
+    def __call__(self, what: str, pointer: str | None, /, cpu_s: float | None = None) -> None:
+        """`what`, in words, comes from the job's field `pointer`; it may take `cpu_s` of CPU time (None: all that is left)."""
+        ...
+
+
 Service = Callable[[Any, Say], Any]
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 """A bound on CPU time means little where every core spends it."""
+MAX_TRACEBACK = 8000
+START_S = 300.0
+"""How long a process may take to start: 1 s mostly, more on a machine that is busy."""
 GRACE_S = 5.0
 """How long a process may take to end after its socket was closed."""
 
@@ -62,6 +74,10 @@ class Unanswered(Exception):
         self.why, self.at, self.pointer = why, at, pointer
 
 
+class ServiceFailed(Exception):
+    """The service itself is at fault: what it raised, with its traceback."""
+
+
 class Confined:
     """One process that answers one question after another. Not for several threads at once."""
 
@@ -83,21 +99,27 @@ class Confined:
         self.close()
 
     def ask(self, request: Any) -> Any:
-        """The service's answer. Raises Unanswered, and the AerieError that the service raised."""
-        at, pointer = "it started", None
+        """The service's answer. Raises Unanswered, the AerieError that the service raised, and ServiceFailed."""
+        at, pointer, within = "the beginning", None, self._limits.cpu_s
         try:
             channel = self._channel()
+            end = time.monotonic() + self._limits.wall_s
             channel.settimeout(self._limits.wall_s)
             _send(channel, request)
-            while "at" in (message := _receive(channel)):
-                at, pointer = message["at"]
+            while "at" in (message := _receive(channel, end)):
+                at, pointer, within = message["at"]
         except TimeoutError:
             self.close()
             raise Unanswered(f"no answer within {self._limits.wall_s:.0f} s", at, pointer) from None
         except (OSError, EOFError):
-            raise Unanswered(self._death(), at, pointer) from None
+            raise Unanswered(self._death(within), at, pointer) from None
+        except BaseException:  # its answer may still come, and must not be taken for the next one's
+            self.close()
+            raise
         if "problem" in message:
             raise AerieError.from_problem(message["problem"])
+        if "failed" in message:
+            raise ServiceFailed(message["failed"])
         if "crash" in message:
             raise Unanswered(message["crash"], at, pointer)
         return message["answer"]
@@ -122,17 +144,18 @@ class Confined:
                     pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
                 )  # fmt: skip
             self._socket = ours
+            _receive(ours, time.monotonic() + START_S)  # its imports are nobody's fault and on nobody's account
         return self._socket
 
-    def _death(self) -> str:
-        """Why the process has ended, in words; it is cleared away."""
+    def _death(self, cpu_s: float) -> str:
+        """Why the process has ended, in words; it is cleared away. `cpu_s` is what it might use last."""
         status: int | None = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(GRACE_S)
         self.close()
         if status == -signal.SIGPROF:
-            return f"more than {self._limits.cpu_s:.0f} s of CPU time"
+            return f"more than {cpu_s:.0f} s of CPU time"
         return f"its process ended with status {status}; most likely it needed more than {self._limits.memory_bytes >> 20} MiB"
 
 
@@ -141,15 +164,17 @@ def _send(channel: socket.socket, message: Any) -> None:
     channel.sendall(len(body).to_bytes(4, "little") + body)
 
 
-def _receive(channel: socket.socket) -> Any:
-    """The next message. Raises EOFError at the end."""
-    return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "little")))
+def _receive(channel: socket.socket, end: float | None = None) -> Any:
+    """The next message. Raises EOFError at the end, TimeoutError when the clock shows `end`."""
+    return json.loads(_read(channel, int.from_bytes(_read(channel, 4, end), "little"), end))
 
 
-def _read(channel: socket.socket, length: int) -> bytes:
+def _read(channel: socket.socket, length: int, end: float | None) -> bytes:
     data = bytearray()
     while len(data) < length:
-        if not (piece := channel.recv(length - len(data))):
+        if end is not None:
+            channel.settimeout(max(1e-3, end - time.monotonic()))
+        if not (piece := channel.recv(min(length - len(data), 1 << 20))):
             raise EOFError
         data += piece
     return bytes(data)
@@ -167,23 +192,43 @@ def _answer(service: Service, request: Any, say: Say) -> dict[str, Any]:
         return {"problem": error.problem()}
     except MemoryError:
         return {"crash": "it needed more memory than it may have"}
+    except Exception:
+        return {"failed": traceback.format_exc()[-MAX_TRACEBACK:]}
     except BaseException as error:  # Rust's panics are no Exceptions
         return {"crash": f"{type(error).__name__}: {error}"[:500]}
 
 
+class Allowance:
+    """The CPU time of one request: the kernel ends the process by SIGPROF once it, or the part of it that one look may
+    take, is used up."""
+
+    def __init__(self, cpu_s: float, channel: socket.socket) -> None:
+        self._end = time.process_time() + cpu_s
+        self._channel = channel
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+    def say(self, what: str, pointer: str | None, /, cpu_s: float | None = None) -> None:
+        """See Say."""
+        left = max(1e-3, self._end - time.process_time())
+        within = left if cpu_s is None else min(cpu_s, left)
+        _send(self._channel, {"at": [what, pointer, within]})
+        signal.setitimer(signal.ITIMER_PROF, within)
+
+    def end(self) -> None:
+        """Count no more."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def serve(service: Service, channel: socket.socket, cpu_s: float) -> None:
-    """Answer until the other end closes. CPU time is counted anew for each request; SIGPROF ends the process."""
+    """Answer until the other end closes. CPU time is counted anew for each request."""
     while True:
         try:
             request = _receive(channel)
-        except (EOFError, OSError):
-            return
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer = _answer(service, request, lambda *at: _send(channel, {"at": at}))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        try:
+            allowance = Allowance(cpu_s, channel)
+            answer = _answer(service, request, allowance.say)
+            allowance.end()
             _send(channel, answer)
-        except OSError:  # whoever asked is gone
+        except (EOFError, OSError):  # whoever asks is gone
             return
 
 
@@ -205,6 +250,7 @@ def main(arguments: list[str]) -> None:
     service: Service = getattr(importlib.import_module(module), function)
     _confine(int(memory_bytes))
     with socket.socket(fileno=int(descriptor)) as channel:
+        _send(channel, "ready")
         serve(service, channel, float(cpu_s))
 
 

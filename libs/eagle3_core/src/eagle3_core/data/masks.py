@@ -109,7 +109,7 @@ def _until_end(chat: Chat, text: str) -> tuple[str, bool]:
     The token is the first of the verifier's own end tokens, else the first control token, else there is none and the
     white space behind the text is dropped.
     """
-    encoding = chat.tokenizer.encode(text, add_special_tokens=False)
+    encoding = chat.encoding(text)
     for stops, ended in ((chat.eos_token_ids, True), (chat.special_ids, False)):
         for token, (_, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in stops:
@@ -175,7 +175,7 @@ class Cutter:
 
     def _encode(self, stop: int) -> list[int]:
         """What the text up to `stop` encodes to."""
-        encoding = self._chat.tokenizer.encode(self._full[self._anchor : stop], add_special_tokens=False)
+        encoding = self._chat.encoding(self._full[self._anchor : stop])
         whole = [*self._anchored, *encoding.ids]
         if self._chat.splits_at_control:
             behind = [i for i, token in enumerate(encoding.ids) if token in self._chat.special_ids]

@@ -76,6 +76,8 @@ class Sampler:
     limit: int
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Conversations that made no sample, by reason."""
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """What was wrong with the first conversation of each reason."""
     cut: int = 0
     """Samples that were longer than the limit."""
     rewritten: int = 0
@@ -127,7 +129,9 @@ class Sampler:
                 remedy=f"set data.max_seq_len to at least {(self.shortest or 0) + MIN_ANSWER_TOKENS}; the answers come on top",
                 pointer="/data/max_seq_len",
             )
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+        reasons = ", ".join(
+            f"{count} {reason} (first: {self.examples[reason]})" for reason, count in sorted(self.dropped.items())
+        )
         if not self.dropped[UNSUPERVISED]:
             return fault(DatasetFormat, f"no conversation can be used: {reasons}", pointer)
         return DataAllMasked(
@@ -143,6 +147,7 @@ class Sampler:
 
     def _drop(self, reason: str, detail: str) -> Dropped:
         self.dropped[reason] += 1
+        self.examples.setdefault(reason, detail)
         return Dropped(reason, detail)
 
 

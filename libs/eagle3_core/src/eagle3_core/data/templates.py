@@ -23,7 +23,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from eagle3_core.data.rows import Message
 from eagle3_core.verifier.folder import VerifierTemplate, VerifierTokenizer, refusal
@@ -151,9 +151,21 @@ class Chat:
         """The chat of the tokenizer in `folder` and the source of a template. Raises VerifierTokenizer, VerifierTemplate."""
         return cls(ChatTemplate(template, special_tokens), load_tokenizer(folder), eos_token_ids)
 
+    def encoding(self, text: str) -> Encoding:
+        """Tokens and offsets of rendered text: control tokens are recognised, none is added (the template wrote them).
+
+        Raises VerifierTokenizer.
+        """
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises the bare class, whatever is wrong
+            raise refusal(
+                VerifierTokenizer, f"the tokenizer cannot encode a text: {error}"[:300], "download the tokenizer again"
+            ) from error
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of rendered text: control tokens are recognised, none is added (the template wrote them)."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        """Token ids of rendered text. Raises VerifierTokenizer."""
+        return self.encoding(text).ids
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that waits for the assistant. Raises TemplateRefusal."""

@@ -156,7 +156,7 @@ def _require_plain_head(verifier: dict[str, Any]) -> None:
 
 def _activation(verifier: dict[str, Any]) -> str:
     """The verifier's activation, under either of its names."""
-    stated = verifier.get("hidden_act") or verifier.get("hidden_activation") or "silu"
+    stated = verifier.get("hidden_act", "silu") or verifier.get("hidden_activation")
     if stated not in HIDDEN_ACTS:
         raise UnsupportedVerifier(
             f"the verifier's config says hidden_act={stated!r:.80}, a drafter's layer can have {', '.join(HIDDEN_ACTS)}",

@@ -23,10 +23,10 @@ PATIENCE_S = 25.0
 """How much longer than its CPU time a look may take, and how long one waits for a free process."""
 
 
-class PreflightTooCostly(AerieError):
-    """Looking at the job's verifier and data takes more time or memory than a look may."""
+class PreflightUnanswered(AerieError):
+    """Looking at the job's verifier and data takes more time or memory than a look may, or crashes what reads them."""
 
-    code, status = "preflight.too_costly", 422
+    code, status = "preflight.unanswered", 422
 
 
 class PreflightBusy(AerieError):
@@ -59,7 +59,7 @@ class Inspection:
             self._idle.put(process)
 
     def __call__(self, spec: JobSpec, file_roots: Sequence[Path]) -> Inspected:
-        """What preflight finds. Raises what it raises, PreflightTooCostly, PreflightBusy."""
+        """What preflight finds. Raises what it raises, PreflightUnanswered, PreflightBusy."""
         if not self._places.acquire(blocking=False):
             raise _busy()
         try:
@@ -70,8 +70,8 @@ class Inspection:
             try:
                 found = process.ask({"spec": spec.model_dump(mode="json"), "file_roots": list(map(str, file_roots))})
             except Unanswered as error:
-                raise PreflightTooCostly(
-                    f"looking at {error.at} took too much: {error.why}",
+                raise PreflightUnanswered(
+                    f"looking at {error.at} came to no end: {error.why}",
                     remedy="use the files of the model's release and data sets of plain JSON lines; for very large files the "
                     "operator may raise AERIE_PREFLIGHT_CPU_S or AERIE_PREFLIGHT_MEMORY_BYTES",
                     pointer=error.pointer,

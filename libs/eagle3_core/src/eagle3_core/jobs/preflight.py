@@ -21,7 +21,7 @@ from eagle3_core.data.overlap import last_prompt_key, prompt_keys
 from eagle3_core.data.rows import Conversation, DatasetMissing, fault
 from eagle3_core.data.samples import Dropped, HeldOutOverlap, Sampler
 from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
-from eagle3_core.data.templates import Chat
+from eagle3_core.data.templates import Chat, ChatTemplate, load_tokenizer
 from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
@@ -32,9 +32,12 @@ from eagle3_core.verifier.folder import POINTER
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
-TRIED_CHARS = 1 << 20
-"""Text that is made into tokens to see whether a data set makes a sample: some seconds of work. Longer conversations are not
-tried."""
+TRIED_CHARS = 1 << 18
+"""Text that is made into tokens to see whether a data set makes a sample: a second or two of work. Longer conversations are
+not tried."""
+TRY_CPU_S, LOAD_CPU_S = 5.0, 12.0
+"""CPU time of compiling a template, and of making tokens of one conversation; of loading a tokenizer (a second for the
+largest in use)."""
 
 
 class VocabSize(AerieError):
@@ -89,7 +92,8 @@ class Look:
         self.tried += sum(len(message["content"]) for message in conversation.messages)
         if self.tried > TRIED_CHARS:
             return
-        say(f"a conversation of {source.spec.uri}, made into tokens by the verifier's template and tokenizer,", POINTER)
+        what = f"a conversation of {source.spec.uri} with the verifier's template and tokenizer"
+        say(what, POINTER, cpu_s=TRY_CPU_S)
         try:
             _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
             self.usable = True
@@ -98,7 +102,7 @@ class Look:
         say(source.spec.uri, source.pointer)
 
 
-def nothing(_what: str, _pointer: str | None) -> None:
+def nothing(_what: str, _pointer: str | None, /, cpu_s: float | None = None) -> None:
     """Tell nobody."""
 
 
@@ -117,7 +121,11 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     _check_init(spec, verifier)
     train = [_source(d, f"/datasets/{i}/uri", file_roots) for i, d in enumerate(spec.datasets)]
     prompts = [_source(d, f"/evaluation/prompts/{i}/uri", file_roots) for i, d in enumerate(spec.evaluation.prompts)]
-    encoder, answered = ChatEncoder(Chat.of(verifier)), not spec.data.regenerate.enabled
+    say("the verifier's chat template", POINTER, cpu_s=TRY_CPU_S)  # compiling one computes its constants
+    template = ChatTemplate(verifier.chat_template, verifier.special_tokens)
+    say("the verifier's tokenizer", POINTER, cpu_s=LOAD_CPU_S)
+    encoder = ChatEncoder(Chat(template, load_tokenizer(verifier.folder), verifier.eos_token_ids))
+    answered = not spec.data.regenerate.enabled
     limit, bad_rows_limit = min(spec.data.max_seq_len, verifier.max_position_embeddings), spec.data.bad_rows_limit
     trains = _look(train, Look(Sampler(encoder, limit), answered), bad_rows_limit, "/datasets", say)
     measures = _look(prompts, Look(Sampler(encoder, limit), False), bad_rows_limit, "/evaluation/prompts", say)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from eagle3_core.verifier.folder import (
     UnsupportedVerifier,
+    VerifierConfig,
     VerifierMismatch,
     VerifierWeights,
     flag_in,
@@ -44,6 +45,42 @@ WHOLE_LAYERS: dict[str, frozenset[str]] = {
 """What a layer of these types has besides a Llama layer's tensors; with the biases that are switched on, that is all."""
 BIAS_SWITCHES = {"attention_bias": ("llama", "qwen3"), "mlp_bias": ("llama",)}
 """The types that heed each switch."""
+
+
+NUMBERS = frozenset({
+    "attention_dropout", "first_k_dense_replace", "kv_lora_rank", "max_window_layers", "moe_intermediate_size", "n_group",
+    "n_routed_experts", "n_shared_experts", "num_experts", "num_experts_per_tok", "num_local_experts",
+    "num_nextn_predict_layers", "partial_rotary_factor", "pretraining_tp", "q_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "routed_scaling_factor", "router_aux_loss_coef", "sliding_window", "topk_group", "v_head_dim",
+})  # fmt: skip
+FLAGS = frozenset({"attention_bias", "mlp_bias", "norm_topk_prob", "use_cache", "use_sliding_window"})
+OBJECTS = frozenset({"id2label", "label2id", "language_config", "llm_config", "text_config"})
+"""Fields of many configs, by what they hold if anything: transformers stumbles over anything else when it loads the model."""
+
+
+def check_fields(config: Mapping[str, Any]) -> None:
+    """Raise VerifierConfig where a field of `config` holds what it cannot, UnsupportedVerifier for quantised checkpoints."""
+    for name, value in config.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        for names, fits, what in (
+            (NUMBERS, number, "a number"),
+            (FLAGS, isinstance(value, bool), "true or false"),
+            (OBJECTS, isinstance(value, dict), "an object"),
+        ):
+            if name in names and value is not None and not fits:
+                raise refusal(
+                    VerifierConfig,
+                    f"the verifier's config says {name}={value!r:.200}, {what} is needed",
+                    "repair config.json, or download it again",
+                )
+    if (quantised := config.get("quantization_config")) is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise refusal(
+            UnsupportedVerifier,
+            f"config.json says quantization_config with quant_method={method!r:.80}; the transformers backend runs "
+            "unquantised checkpoints",
+            "use the model's release in bfloat16 or float16",
+        )
 
 
 def is_tied(config: Mapping[str, Any], weights: Weights) -> bool:
@@ -165,7 +202,7 @@ def _check_complete(text: Mapping[str, Any], layers: Mapping[int, frozenset[str]
 def _expected(text: Mapping[str, Any]) -> frozenset[str]:
     """The tensors of every layer of this type, as its config switches biases on; empty where they are not known."""
     kind = str(text.get("model_type"))
-    if kind not in WHOLE_LAYERS or "quantization_config" in text:
+    if kind not in WHOLE_LAYERS:
         return frozenset()
     names = LLAMA_LAYER | WHOLE_LAYERS[kind]
     for flag, parts in (("attention_bias", ATTENTION), ("mlp_bias", MLP)):
@@ -185,7 +222,7 @@ def _lacks(layer: int, names: frozenset[str], why: str) -> NoReturn:
 def _projections(text: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """(name in a layer, shape, what config.json says of it) of every projection whose shape the config gives."""
     kind, config = text.get("model_type"), dict(text)
-    if kind not in PLAIN_ATTENTION or "quantization_config" in text:
+    if kind not in PLAIN_ATTENTION:
         return
     hidden, heads = size_in(config, "hidden_size"), size_in(config, "num_attention_heads")
     # Without head_dim the type's own default holds, which is hidden_size / heads only for some.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.digests import digest_bytes, digest_file, digest_json
-from eagle3_core.verifier.agreement import check_agreement, is_tied, layer_tensors
+from eagle3_core.verifier.agreement import check_agreement, check_fields, is_tied, layer_tensors
 from eagle3_core.verifier.folder import (
     UnsupportedVerifier,
     VerifierConfig,
@@ -103,6 +103,8 @@ def _inspect(folder: Path, revision: str) -> Identity:
     config = _config(folder)
     text = text_config(config)
     _refuse_kind(folder, config, text)
+    for part in (config, text):
+        check_fields(part)
     tokenizer_config = _tokenizer_config(folder)
     vocabulary = Vocabulary.read(folder, tokenizer_config)
     template = chat_template(folder, tokenizer_config)

@@ -131,8 +131,6 @@ class SpecialIds:
         stated = [self.known.get(role)]
         for file, place in self._places():
             value = place.get(f"{role}_id")
-            if isinstance(value, list):  # some configs list several; the first is the one that libraries take
-                value = value[0] if value else None
             stated.append(None if value in (None, -1) else self._token(file, f"{role}_id", value))
         return next((number for number in stated if number is not None), None)
 
