@@ -10,6 +10,8 @@ from pathlib import Path
 
 from eagle3_core.verifier.folder import VerifierTemplate, refusal
 
+HOARD: list[bytearray] = []
+
 
 def service(request, say):
     """What the tests ask for, by name."""
@@ -22,6 +24,9 @@ def service(request, say):
         "spin in C": lambda: re.match(r"(a+)+$", "a" * 60 + "b"),
         "eat": lambda: len(bytearray(1 << 40)),
         "eat slowly": lambda: [bytearray(1 << 20) for _ in range(1 << 20)],
+        "hoard": lambda: len(HOARD.append(bytearray(150 << 20)) or HOARD),
+        "need": lambda: len(bytearray(request["mib"] << 20)),
+        "environment": lambda: dict(os.environ),
         "sleep": lambda: time.sleep(3600),
         "chatter": lambda: [(say("still there", None), time.sleep(0.1)) for _ in range(36000)],
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 from pathlib import Path
 
@@ -78,6 +79,33 @@ def test_memory_is_bounded(process, do):
 
 def test_a_process_that_is_killed_is_replaced(process):
     assert "status -9" in unanswered(process, do="die").why
+
+
+def test_nobody_is_blamed_for_what_an_earlier_question_left_behind(process):
+    process.ask({"do": "hoard"})
+
+    assert process.ask({"do": "need", "mib": 150}) == 150 << 20
+
+
+def test_nobody_is_blamed_for_a_process_that_died_while_it_waited(process):
+    os.kill(process.ask({"do": "pid"}), signal.SIGKILL)
+
+    assert process.ask({"do": "echo"}) == {"do": "echo"}
+
+
+def test_a_service_that_does_not_start_is_no_fault_of_the_question():
+    with (
+        Confined("eagle3_core.confined:no_such_service", SMALL) as process,
+        pytest.raises(ServiceFailed, match="did not start"),
+    ):
+        process.ask({})
+
+
+def test_the_environments_secrets_stay_outside(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("AERIE_SECRET", "swordfish")
+    with Confined(SERVICE, SMALL) as process:
+        assert "AERIE_SECRET" not in process.ask({"do": "environment"})
 
 
 def test_a_question_that_hangs_is_given_up(monkeypatch):

@@ -47,6 +47,11 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 """A bound on CPU time means little where every core spends it."""
+PASSED_ON = (
+    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH",
+    "PYTHONWARNINGS", "TMPDIR", "VIRTUAL_ENV",
+)  # fmt: skip
+"""What a process gets of the environment: no token, password or address of ours."""
 MAX_TRACEBACK = 8000
 START_S = 300.0
 """How long a process may take to start: 1 s mostly, more on a machine that is busy."""
@@ -69,9 +74,10 @@ class Limits:
 class Unanswered(Exception):
     """The process did not answer: `why` says which limit it met, `at` and `pointer` what it was looking at."""
 
-    def __init__(self, why: str, at: str, pointer: str | None) -> None:
+    def __init__(self, why: str, at: str, pointer: str | None, *, in_time: bool = False, fresh: bool = False) -> None:
+        """`in_time`: a limit of time was met; `fresh`: the process had answered nothing before."""
         super().__init__(f"{at}: {why}")
-        self.why, self.at, self.pointer = why, at, pointer
+        self.why, self.at, self.pointer, self.in_time, self.fresh = why, at, pointer, in_time, fresh
 
 
 class ServiceFailed(Exception):
@@ -87,6 +93,8 @@ class Confined:
         self._limits = limits
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._fresh = True
+        """Whether the process has answered nothing yet."""
 
     def __enter__(self) -> Confined:
         """Itself; the process ends with the block."""
@@ -99,10 +107,21 @@ class Confined:
         self.close()
 
     def ask(self, request: Any) -> Any:
-        """The service's answer. Raises Unanswered, the AerieError that the service raised, and ServiceFailed."""
+        """The service's answer. Raises Unanswered, the AerieError that the service raised, and ServiceFailed.
+
+        A process that had answered before may have died of what came before: then a fresh one is asked once more.
+        """
+        try:
+            return self._ask(request)
+        except Unanswered as error:
+            if error.fresh or error.in_time:
+                raise
+            return self._ask(request)
+
+    def _ask(self, request: Any) -> Any:
         at, pointer, within = "the beginning", None, self._limits.cpu_s
         try:
-            channel = self._channel()
+            channel, fresh = self._channel(), self._fresh
             end = time.monotonic() + self._limits.wall_s
             channel.settimeout(self._limits.wall_s)
             _send(channel, request)
@@ -110,18 +129,24 @@ class Confined:
                 at, pointer, within = message["at"]
         except TimeoutError:
             self.close()
-            raise Unanswered(f"no answer within {self._limits.wall_s:.0f} s", at, pointer) from None
+            raise Unanswered(f"no answer within {self._limits.wall_s:.0f} s", at, pointer, in_time=True) from None
         except (OSError, EOFError):
-            raise Unanswered(self._death(within), at, pointer) from None
+            fresh, status = self._fresh, self._end()
+            if status == -signal.SIGPROF:
+                raise Unanswered(f"more than {within:.0f} s of CPU time", at, pointer, in_time=True) from None
+            why = f"its process ended with status {status}; most likely it needed more than {self._limits.memory_bytes >> 20} MiB"
+            raise Unanswered(why, at, pointer, fresh=fresh) from None
         except BaseException:  # its answer may still come, and must not be taken for the next one's
             self.close()
             raise
+        self._fresh = False
         if "problem" in message:
             raise AerieError.from_problem(message["problem"])
         if "failed" in message:
             raise ServiceFailed(message["failed"])
         if "crash" in message:
-            raise Unanswered(message["crash"], at, pointer)
+            self.close()
+            raise Unanswered(message["crash"], at, pointer, fresh=fresh)
         return message["answer"]
 
     def close(self) -> None:
@@ -141,22 +166,24 @@ class Confined:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - this very interpreter and module
                     [sys.executable, "-m", "eagle3_core.confined", self._service, str(theirs.fileno()), *limits],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD},
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    env={**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, **ONE_THREAD},
                 )  # fmt: skip
-            self._socket = ours
-            _receive(ours, time.monotonic() + START_S)  # its imports are nobody's fault and on nobody's account
+            self._socket, self._fresh = ours, True
+            try:
+                _receive(ours, time.monotonic() + START_S)  # its imports are on nobody's account
+            except (OSError, EOFError) as error:
+                raise ServiceFailed(f"{self._service} did not start: {error or 'its process ended'}") from error
         return self._socket
 
-    def _death(self, cpu_s: float) -> str:
-        """Why the process has ended, in words; it is cleared away. `cpu_s` is what it might use last."""
+    def _end(self) -> int | None:
+        """The status with which the process has ended; it is cleared away."""
         status: int | None = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(GRACE_S)
         self.close()
-        if status == -signal.SIGPROF:
-            return f"more than {cpu_s:.0f} s of CPU time"
-        return f"its process ended with status {status}; most likely it needed more than {self._limits.memory_bytes >> 20} MiB"
+        return status
 
 
 def _send(channel: socket.socket, message: Any) -> None:
