@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.drafter.config import drafter_config, read_text_config
@@ -16,7 +17,9 @@ from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.jobs.graph import Slice, StageName, unit_inputs, unit_key
 from eagle3_core.jobs.results import reduce
-from eagle3_core.jobs.wire import Commit, ManifestRef, UnitSlice
+from eagle3_core.jobs.room import StoreTooSmall
+from eagle3_core.jobs.wire import Commit, ManifestRef, Output, UnitSlice
+from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter, read_manifest
 from eagle3_core.shards.manifest import contract_of
 from eagle3_core.shards.reader import ShardSet
@@ -24,6 +27,7 @@ from eagle3_core.stages.context import Preempted, StageContext, Warm
 from eagle3_core.stages.evaluate import evaluate
 from eagle3_core.stages.extract import extract
 from eagle3_core.stages.generate import generate
+from eagle3_core.stages.prepare import states_need
 from eagle3_core.stages.warm import VerifierChanged
 from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
 from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
@@ -169,6 +173,60 @@ def test_extract_without_regeneration_reads_a_slice_of_the_prepared_conversation
     shards = ShardSet(ctx.store, [manifest(ctx, commit)], ctx.scratch)
     assert sorted(shards.sample(i).id for i in range(len(shards))) == ["s2", "s3", "s4"]
     assert commit.output.result["supervised_tokens"] == 9
+
+
+class SmallStore(LocalStore):
+    """A store that says how much room it has."""
+
+    free: int | None = None
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+def stored_bytes(ctx: StageContext, output: Output) -> int:
+    """Bytes of the tensors that were stored, headers and offsets of samples left out."""
+    files = [load_file(ctx.fetch(f)) for f in read_manifest(ctx.store, output.manifest).files]
+    return sum(t.nbytes for tensors in files for name, t in tensors.items() if name != "sample_offsets")
+
+
+@pytest.mark.parametrize("regenerate", [True, False])
+def test_the_bytes_that_are_foreseen_are_those_that_are_stored(tmp_path, regenerate):
+    job = Job(tmp_path, regenerate=regenerate)
+    ctx = job.context("generate" if regenerate else "extract", 0, 6)
+    need = states_need(job.train, ctx.spec, 32)
+
+    stored = stored_bytes(ctx, generate(ctx).also[0] if regenerate else extract(ctx).output)
+
+    label = 32 * 2 + 4  # the last answer's end has nothing behind it, which is not foreseen
+    assert need.least - 6 * label <= stored <= need.most
+
+
+@pytest.mark.parametrize("regenerate", [True, False])
+def test_a_slice_that_cannot_fit_is_refused_before_it_is_computed(tmp_path, regenerate):
+    job, stage = Job(tmp_path, regenerate=regenerate), "generate" if regenerate else "extract"
+    store = SmallStore(tmp_path / "store")
+    ctx = job.context(stage, 0, 6, store=store)
+    store.free = states_need(job.train, ctx.spec, 32).least - 1
+
+    with pytest.raises(StoreTooSmall, match=r"need 0\.00 GB.*the store has 0\.00 GB left") as caught:
+        (generate if regenerate else extract)(ctx)
+
+    assert caught.value.pointer == "/data"
+    assert ("a single token" in caught.value.detail) == regenerate
+    assert not list(store.list("tenant/job/extract"))
+
+
+def test_a_slice_that_may_not_fit_is_computed_and_said(job, tmp_path):
+    store = SmallStore(tmp_path / "store")
+    ctx = job.context("generate", 0, 6, store=store)
+    need = states_need(job.train, ctx.spec, 32)
+    store.free = (need.least + need.most) // 2
+
+    generate(ctx)
+
+    assert isinstance(ctx.reporter, RecordingReporter)
+    assert "they fit if answers have about 6 tokens" in next(x.text for x in ctx.reporter.lines if x.level == "warning")
 
 
 def test_units_share_one_loaded_verifier(job):
