@@ -5,7 +5,7 @@ that is lost, doubled, late or forged moves nothing: whoever hears it asks the A
 against Celery 5.7 with Redis:
 
 - late acknowledgement runs a task again as soon as the visibility timeout is over (4 starts of one task with 5 s), and
-  with a long timeout strands the rings of a killed worker; a ring that is acknowledged before it is answered does
+  with a long timeout strands the rings of a killed worker; a ring that is taken without any acknowledgement does
   neither, and what a killed worker took along is rung again by the API;
 - without prefetch a worker that is busy for ten hours leaves the rings in the queue to those that are free;
 - results are never stored: the database knows how a unit ended.

@@ -1,6 +1,6 @@
 """The cluster's doorbell: a Celery worker that hears when a queue has work. It never carries the work itself.
 
-Celery runs as it would from its own command line (threads pool, one thread, early acknowledgement, no prefetch), in a
+Celery runs as it would from its own command line (threads pool, one thread, no acknowledgement, no prefetch), in a
 thread of this process, while the main thread claims and supervises as with every other doorbell. The body of the one
 task wakes the main thread and ends when that has nothing left to do: Celery counts the worker as busy for just as long
 and leaves further rings to those that are free.
@@ -65,7 +65,7 @@ class Rung:
         """Queues to ask for before listening again; what is there already comes first."""
         self._current: Heard | None = None
         self._closed = False
-        self._celery = None if listen else _celery(url, prefix, self._on_ring)
+        self._celery = None if listen else _celery(url, prefix, queues, self._on_ring)
         self._listen = listen or (lambda: _run(self._celery, queues, name))
         self._thread = threading.Thread(target=self._until_it_ends, name="doorbell", daemon=True)
         self._thread.start()
@@ -131,12 +131,19 @@ class Rung:
             self._rings.put(None)
 
 
-def _celery(url: str, prefix: str, on_ring: Callable[[str, str], None]) -> Any:
-    """The Celery application with its one task."""
+def _celery(url: str, prefix: str, queues: list[str], on_ring: Callable[[str, str], None]) -> Any:
+    """The Celery application with its one task.
+
+    Rings are taken without acknowledgement. An acknowledgement that meets a broker that just went away is not repeated, the
+    message counts as held for ever, and a worker that may hold one message would hear nothing any more. (Celery still
+    acknowledges what was never held; where that fails it logs an error that means nothing.)
+    """
     from celery import Celery
+    from kombu import Exchange, Queue
 
     app: Any = Celery("aerie", broker=url, set_as_current=False)
     app.conf.update(rings.celery_settings(prefix))
+    app.conf.task_queues = [Queue(name, Exchange(name), routing_key=name, no_ack=True) for name in queues]
     for name in ("celery", "kombu"):
         logging.getLogger(name).setLevel(logging.WARNING)  # two lines for every ring otherwise
 
