@@ -6,6 +6,7 @@ argument, so that tests and other deployments bring their own.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -32,6 +33,7 @@ from aerie_api.leases.reaper import Reaper
 from aerie_api.leases.retries import Rules
 from aerie_api.leases.vetting import Vetting
 from aerie_api.settings import Settings
+from aerie_api.storage.service import Keeping, StorageService
 from aerie_api.workers.service import WorkerService
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
@@ -41,6 +43,7 @@ from eagle3_core.objects.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from eagle3_core.jobs.inspection import Inspection
+logger = logging.getLogger(__name__)
 
 
 class WeakToken(AerieError):
@@ -125,7 +128,7 @@ class House:
             parts.clock,
         )
         self.reading = ReadingService(self.db)
-        self.artifacts = ArtifactService(self.db, self.store)
+        self.artifacts = ArtifactService(self.db, self.store, settings.presign_s)
         self.drafters = DrafterService(self.db)
         self.workers = WorkerService(self.db, parts.clock)
         self.broker = parts.broker or (
@@ -134,6 +137,11 @@ class House:
         if self.broker is not None:
             outbox = Outbox(self.db, self.broker, settings.ring_again_s, parts.clock)
             self.ringer = Ringer(outbox, settings.ring_again_s)
+        keeping = Keeping(
+            settings.collect_grace_s, settings.checkpoint_grace_s, settings.retain_states_s, settings.tenant_store_bytes
+        )
+        self.storage = StorageService(self.db, self.store, keeping, parts.clock)
+        self.keeper = Reaper(self.keep_order, settings.collect_interval_s)
         self.reaper = Reaper(self.sweep, settings.reaper_interval_s)
         self.watched = parts.reaper
         """Whether the reaper is meant to run."""
@@ -151,6 +159,7 @@ class House:
             self.reaper.start()
             if self.ringer is not None:
                 self.ringer.start()
+            self.keeper.start()
 
     def sweep(self) -> None:
         """One pass of the reaper, unless another process is at it."""
@@ -158,6 +167,13 @@ class House:
             if alone:
                 self.claims.reap()
                 self.idempotency.sweep()
+
+    def keep_order(self) -> None:
+        """One round of the store's housekeeping. A store that is away is told and tried again in the next round."""
+        try:
+            self.storage.keep_order()
+        except AerieError as error:
+            logger.warning("the store's housekeeping: %s", error.text())
 
     def close(self) -> None:
         """End."""
@@ -167,6 +183,7 @@ class House:
         if self.ringer is not None:
             self.ringer.stop()
         self._inspection.close()
+        self.keeper.stop()
         self.db.close()
 
 

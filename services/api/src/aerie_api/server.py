@@ -130,9 +130,15 @@ def withdraw(file: Path) -> None:
 
 
 def opened(settings: Settings) -> House:
-    """The house over the places that `settings` name. Raises DatabaseInUse, WeakToken, PlaceUnusable."""
+    """The house over the places that `settings` name. Raises DatabaseInUse, WeakToken, PlaceUnusable, StoreUnfit."""
     try:
-        return House(settings, Parts())
+        house = House(settings, Parts())
+        try:
+            logger.info("object store: %s", house.store.probe().told())
+        except BaseException:
+            house.close()
+            raise
+        return house
     except (OSError, UnicodeDecodeError) as error:
         place = getattr(error, "filename", None) or settings.token_file
         raise PlaceUnusable(

@@ -148,6 +148,24 @@ class Settings(BaseSettings):
     idempotency_s: Annotated[float, Field(gt=0)] = 24 * 3600.0
     """How long an Idempotency-Key is remembered."""
 
+    collect_interval_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time between two rounds of the store's housekeeping."""
+
+    collect_grace_s: Annotated[float, Field(ge=0)] = 24 * 3600.0
+    """Least age of an object that no result lists before it is deleted: the time in which a mistake can be undone."""
+
+    checkpoint_grace_s: Annotated[float, Field(ge=0)] = 7 * 24 * 3600.0
+    """The same for checkpoints of trainings that ended: a retry goes on from them."""
+
+    retain_states_s: Annotated[float, Field(ge=0)] = 0.0
+    """How long hidden states are kept after their last use; 0 keeps them until room is short. They can be made again."""
+
+    tenant_store_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes that a tenant's results may hold; over it the least used states go first. 0 is no limit."""
+
+    presign_s: Annotated[int, Field(ge=0, le=3600)] = 300
+    """How long download URLs of the store's own are valid; 0 hands none out."""
+
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _by_comma(cls, value: object) -> object:

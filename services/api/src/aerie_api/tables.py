@@ -114,6 +114,8 @@ class Unit(Base):
     result: Mapped[Document | None]
     reused_from: Mapped[str | None] = mapped_column(String(64))
     """The job whose result this unit took over without running."""
+    released_at: Mapped[float | None]
+    """When the objects behind its manifest were given up; a retry makes them again."""
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     seconds: Mapped[float | None]
@@ -157,8 +159,12 @@ class CommitRow(Base):
     stage: Mapped[str] = mapped_column(String(16))
     manifest: Mapped[Document]
     result: Mapped[Document]
-    job_id: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(String(64), index=True)
     created_at: Mapped[float]
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """What its objects hold; null until measured."""
+    last_used_at: Mapped[float | None]
+    """When a job last took it over; null: never since it was made."""
 
 
 class Event(Base):
@@ -243,3 +249,38 @@ class Drafter(Base):
     verdict: Mapped[str] = mapped_column(String(16))
     figures: Mapped[Document]
     created_at: Mapped[float]
+
+
+class StoreOwner(Base):
+    """The name under which this database owns its object store; one row."""
+
+    __tablename__ = "store_owner"
+    place: Mapped[str] = mapped_column(String(16), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64))
+
+
+class Deletion(Base):
+    """A deletion that somebody asked for, and its proof."""
+
+    __tablename__ = "deletions"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    scope: Mapped[Document]
+    prefixes: Mapped[list[str]]
+    """Everything below these was to go."""
+    digests: Mapped[dict[str, str]]
+    """BLAKE3 of what manifests listed, by key; read before anything was deleted."""
+    requested_at: Mapped[float]
+    finished_at: Mapped[float | None]
+    remaining: Mapped[int | None]
+    """Objects that a list after the deletion still showed."""
+
+
+class DeletedObject(Base):
+    """An object that a deletion took away; written before it goes, so that a crash loses no line."""
+
+    __tablename__ = "deleted_objects"
+    deletion_id: Mapped[str] = mapped_column(ForeignKey("deletions.id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    blake3: Mapped[str | None] = mapped_column(String(64))

@@ -33,16 +33,21 @@ class ArtifactMissing(AerieError):
 class ArtifactService:
     """Lists and reads what package made."""
 
-    def __init__(self, db: Database, store: ObjectStore) -> None:
+    def __init__(self, db: Database, store: ObjectStore, presign_s: int = 0) -> None:
+        """`presign_s`: how long the store's own download URLs are valid; 0 hands none out."""
         self._db = db
         self._store = store
+        self._presign_s = presign_s
 
     def list(self, job_id: str, prefix: str) -> ArtifactList:
         """The files of a job's drafter; `prefix` is the path that they are served under."""
         manifest = self._manifest(job_id)
         files = manifest.files if manifest else []
         return ArtifactList(
-            data=[Artifact(name=f.name, size=f.size, blake3=f.blake3, href=f"{prefix}/{f.name}") for f in files]
+            data=[
+                Artifact(name=f.name, size=f.size, blake3=f.blake3, href=f"{prefix}/{f.name}", url=self._url(f))
+                for f in files
+            ]
         )
 
     def open(self, job_id: str, name: str) -> tuple[FileEntry, Iterator[bytes]]:
@@ -60,6 +65,12 @@ class ArtifactService:
                 remedy="retry the job to make it again",
             )
         return entry, self._pieces(entry)
+
+    def _url(self, entry: FileEntry) -> str | None:
+        """The store's own short-lived URL of a file that a committed manifest lists; no other key comes here."""
+        if not self._presign_s:
+            return None
+        return self._store.download_url(entry.key, self._presign_s, entry.name.rpartition("/")[2])
 
     def _manifest(self, job_id: str) -> Manifest | None:
         with self._db.read() as session:

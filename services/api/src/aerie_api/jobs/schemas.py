@@ -238,6 +238,9 @@ class Artifact(Answer):
     size: int
     blake3: str
     href: str
+    """Path under which the API itself serves it."""
+    url: str | None = None
+    """The store's own short-lived URL, where it has such; whoever knows it may download."""
 
 
 class ArtifactList(Answer):

@@ -231,7 +231,11 @@ class JobService:
         with self._db.read() as session:
             job = JobRepository(session).get(job_id)
             units = UnitRepository(session).of_job(job.id, [UnitState.SUCCEEDED])
-        return {u.id for u in units if not self._vetting.intact(ManifestRef.model_validate(u.manifest))}
+        return {
+            u.id
+            for u in units
+            if u.released_at is not None or not self._vetting.intact(ManifestRef.model_validate(u.manifest))
+        }
 
     def _forget_lost(self, session: Session, job: JobRow, gone: set[str], now: float) -> None:
         """Run units again whose output is gone; what was built on them is planned again, and reused if it is the same."""

@@ -138,7 +138,7 @@ class Claims:
 
         Raises UnknownToken, LeaseLost, CommitRefused (what it names is not there, or is another unit's).
         """
-        self._vetting.objects(commit)
+        sizes = self._vetting.objects(commit)
         now = self._clock()
         with self._db.write() as session:
             unit, job = self._locked(session, unit_id)
@@ -147,11 +147,12 @@ class Claims:
             self._hold(session, unit, token, now)
             self._vetting.keys(commit, job, unit)
             for output in (commit.output, *commit.also):
-                CommitRepository(session, unit.tenant).add(_commit_row(output, job, now))
+                CommitRepository(session, unit.tenant).add(_commit_row(output, job, now, sizes[output.manifest.key]))
             self._record(session, job, unit, commit, now)
             UnitRepository(session).end_attempt(unit, now, "committed", None, blames_worker=False)
             drop(unit, UnitState.SUCCEEDED, now)
             unit.manifest, unit.result = commit.output.manifest.model_dump(), commit.output.result
+            unit.released_at = None
             unit.seconds = max(0.0, commit.seconds)
             job.version += 1
             self._planner.advance(session, job)
@@ -275,8 +276,8 @@ class Claims:
             UnitRepository(session).extend_all(now, now + self._rules.lease_s)
 
 
-def _commit_row(output: Output, job: Job, now: float) -> CommitRow:
+def _commit_row(output: Output, job: Job, now: float, size: int) -> CommitRow:
     return CommitRow(
         tenant=job.tenant, key=output.key, stage=output.stage, manifest=output.manifest.model_dump(),
-        result=output.result, job_id=job.id, created_at=now,
+        result=output.result, job_id=job.id, created_at=now, bytes=size,
     )  # fmt: skip

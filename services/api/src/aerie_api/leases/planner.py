@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
@@ -112,6 +112,8 @@ class Planner:
         name = stage_name(stage.name)
         known = self._known(session, job)
         planned = self._units(session, job.tenant, name, spec, job.sources, known)
+        held = CommitRepository(session, job.tenant).use([u.key for u in planned if u.commit is not None], now)
+        planned = [u if u.key in held else replace(u, commit=None) for u in planned]
         self._check_room(session, job, spec, name, known, planned)
         for unit in planned:
             session.add(self._unit(job, stage, unit, len(planned), now))

@@ -196,6 +196,14 @@ class CommitRepository:
         query = select(CommitRow).where(CommitRow.tenant == self.tenant, CommitRow.key.in_(keys))
         return {row.key: row for row in self.session.scalars(query)}
 
+    def use(self, keys: Collection[str], now: float) -> set[str]:
+        """Note that results are taken over now; those of `keys` that are still there. They cannot be let go meanwhile."""
+        query = select(CommitRow).where(CommitRow.tenant == self.tenant, CommitRow.key.in_(keys))
+        rows = list(self.session.scalars(query.order_by(CommitRow.key).with_for_update()))
+        for row in rows:
+            row.last_used_at = now
+        return {row.key for row in rows}
+
     def add(self, row: CommitRow) -> None:
         """Store a result; the first under a key wins, so nothing that was built on one ever changes."""
         values = {column.key: getattr(row, column.key) for column in CommitRow.__table__.columns}

@@ -16,6 +16,7 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Commit, Failure, ManifestRef, Output
+from eagle3_core.objects.keys import Attempt, foreign, owner_of
 from eagle3_core.objects.manifest import Manifest, read_manifest
 from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectMissing, ObjectStore
 
@@ -55,8 +56,12 @@ class Vetting:
                 raise ObjectDamaged(f"{entry.key} has {size} bytes, its manifest says {entry.size}")
         return manifest
 
-    def objects(self, commit: Commit) -> None:
-        """Raise CommitRefused unless all that `commit` names is in the store and says the same of itself."""
+    def objects(self, commit: Commit) -> dict[str, int]:
+        """Raise CommitRefused unless all that `commit` names is in the store and says the same of itself.
+
+        Returns how many bytes lie behind each manifest, by the manifest's key.
+        """
+        sizes: dict[str, int] = {}
         for output in (commit.output, *commit.also):
             try:
                 manifest = self._present(output.manifest)
@@ -72,6 +77,8 @@ class Vetting:
                     remedy="a stage's result holds finite numbers, text, lists and objects only",
                 ) from error
             _agree(output, manifest)
+            sizes[output.manifest.key] = sum(entry.size for entry in manifest.files)
+        return sizes
 
     def keys(self, commit: Commit, job: Job, unit: Unit) -> None:
         """Raise CommitRefused unless `commit` is for `unit`, and what it brings along is what will be looked for."""
@@ -80,6 +87,13 @@ class Vetting:
                 f"the commit is for {commit.output.stage} {commit.output.key[:16]}, the unit is {unit.stage} {unit.key[:16]}",
                 remedy="commit what was assigned",
             )
+        for output in (commit.output, *commit.also):
+            own = Attempt(job.tenant, output.stage, job.id, unit.index, unit.fence)
+            if owner_of(output.manifest.key) != own:
+                raise CommitRefused(
+                    f"the manifest {output.manifest.key} is not of this attempt, whose keys begin with {own.prefix}",
+                    remedy="commit what this attempt wrote",
+                )
         for output in commit.also:
             want = _companion_key(job, unit, commit)
             if output.stage != "extract" or output.key != want:
@@ -113,6 +127,14 @@ def _agree(output: Output, manifest: Manifest) -> None:
         raise CommitRefused(
             f"the commit says {output.stage} {output.key[:16]}, its manifest {manifest.stage} {manifest.unit_key[:16]}",
             remedy="write a manifest for every unit",
+        )
+    own = owner_of(output.manifest.key)
+    keys = [entry.key for entry in manifest.files]
+    strangers = foreign(keys, own) if isinstance(own, Attempt) else [output.manifest.key]
+    if strangers:
+        raise CommitRefused(
+            f"the manifest {output.manifest.key} lists objects that its attempt did not write: {', '.join(strangers[:3])}",
+            remedy="a manifest lists what its own attempt wrote, and nothing else",
         )
 
 

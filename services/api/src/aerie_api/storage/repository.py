@@ -1,0 +1,156 @@
+"""All SQL about what the object store holds for whom.
+
+A result is held by its row in the cache, and by every unit that points to its manifest and was not let go. Letting go
+locks the row of the cache first and looks at the units after, so a job that takes the result over at the same moment
+either keeps it or does not get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from aerie_api.db import upsert
+from aerie_api.tables import CommitRow, DeletedObject, Deletion, Job, StoreOwner, Unit
+from eagle3_core.jobs.states import UnitState
+from eagle3_core.jobs.wire import ManifestRef
+from eagle3_core.objects.keys import Attempt, Owner, Training
+
+ENDED = ("succeeded", "failed", "cancelled")
+_OVER = (UnitState.SUCCEEDED, UnitState.FAILED, UnitState.CANCELLED)
+
+
+class StorageRepository:
+    """What is held, in one transaction. Methods that serve people take the tenant."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    # -- the truth that the collector asks for
+
+    def committed(self, job_ids: Collection[str]) -> list[ManifestRef]:
+        """The manifests that are held and were written by attempts of `job_ids`."""
+        cached = select(CommitRow.manifest).where(CommitRow.job_id.in_(job_ids))
+        of_units = select(Unit.manifest).where(
+            or_(Unit.job_id.in_(job_ids), Unit.reused_from.in_(job_ids)),
+            Unit.released_at.is_(None),
+            Unit.state == UnitState.SUCCEEDED,
+        )
+        found = [*self.session.scalars(cached), *self.session.scalars(of_units)]
+        return [ManifestRef.model_validate(manifest) for manifest in found if manifest is not None]
+
+    def in_flight(self, owners: Collection[Owner]) -> set[Owner]:
+        """Those of `owners` that may still commit, or go on from their checkpoints."""
+        job_ids = {owner.job_id for owner in owners if isinstance(owner, Attempt)}
+        running = select(Unit).where(Unit.job_id.in_(job_ids), Unit.state == UnitState.RUNNING)
+        found: set[Owner] = set()
+        for unit in self.session.scalars(running):
+            stages = (unit.stage, "extract") if unit.stage == "generate" else (unit.stage,)
+            found |= {Attempt(unit.tenant, stage, unit.job_id, unit.index, unit.fence) for stage in stages}
+        keys = {owner.unit_key for owner in owners if isinstance(owner, Training)}
+        living = select(Unit.tenant, Unit.key).where(
+            Unit.key.in_(keys), Unit.stage == "train", Unit.state.not_in(_OVER)
+        )
+        return found | {Training(tenant, key) for tenant, key in self.session.execute(living)}
+
+    # -- letting go
+
+    def idle(self, stages: Collection[str], tenant: str | None, used_before: float, limit: int) -> list[CommitRow]:
+        """Results of `stages` that nobody has used since `used_before`, the longest unused first, unlocked."""
+        used = func.coalesce(CommitRow.last_used_at, CommitRow.created_at)
+        query = select(CommitRow).where(CommitRow.stage.in_(stages), used < used_before)
+        query = query if tenant is None else query.where(CommitRow.tenant == tenant)
+        return list(self.session.scalars(query.order_by(used, CommitRow.key).limit(limit)))
+
+    def release(self, tenant: str, key: str, now: float) -> bool:
+        """Let go of a result and of the ended units that point to it; False while a living job has it."""
+        mine = and_(CommitRow.tenant == tenant, CommitRow.key == key)
+        self.session.execute(select(CommitRow.key).where(mine).with_for_update())
+        users = and_(Unit.tenant == tenant, Unit.key == key)
+        job_ids = set(self.session.scalars(select(Unit.job_id).where(users)))
+        locked = select(Job).where(Job.id.in_(job_ids)).order_by(Job.id).with_for_update(skip_locked=True)
+        jobs = list(self.session.scalars(locked))
+        if len(jobs) < len(job_ids) or any(job.status not in ENDED for job in jobs):
+            return False
+        self.session.execute(delete(CommitRow).where(mine))
+        self.session.execute(
+            update(Unit).where(users, Unit.released_at.is_(None)).values(released_at=now),
+            execution_options={"synchronize_session": False},
+        )
+        return True
+
+    # -- figures
+
+    def bytes_by_stage(self, tenant: str) -> dict[str, int]:
+        """Bytes that results of `tenant` hold, by stage."""
+        query = select(CommitRow.stage, func.coalesce(func.sum(CommitRow.bytes), 0)).where(CommitRow.tenant == tenant)
+        return {stage: int(size) for stage, size in self.session.execute(query.group_by(CommitRow.stage))}
+
+    def tenants(self) -> list[str]:
+        """Everyone who holds something."""
+        return list(self.session.scalars(select(CommitRow.tenant).distinct().order_by(CommitRow.tenant)))
+
+    # -- deletions
+
+    def jobs_with(self, tenant: str, dataset: str | None) -> list[Job]:
+        """The tenant's jobs that read `dataset` (a URI, or the digest of its content), or all of them."""
+        jobs = list(self.session.scalars(select(Job).where(Job.tenant == tenant).order_by(Job.number)))
+        if dataset is None:
+            return jobs
+        digests = {digest for job in jobs for uri, digest in job.sources.items() if dataset in (uri, digest)}
+        return [job for job in jobs if digests & {d for uri, d in job.sources.items() if uri != "verifier"}]
+
+    def units_of(self, tenant: str, job_ids: Collection[str], stages: Collection[str]) -> list[Unit]:
+        """Units of `stages` of some jobs."""
+        query = select(Unit).where(Unit.tenant == tenant, Unit.job_id.in_(job_ids), Unit.stage.in_(stages))
+        return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
+
+    def results_of(
+        self, tenant: str, job_ids: Collection[str], keys: Collection[str], stages: Collection[str]
+    ) -> list[CommitRow]:
+        """Results that some jobs made, or took over under `keys`."""
+        theirs = or_(CommitRow.job_id.in_(job_ids), CommitRow.key.in_(keys))
+        query = select(CommitRow).where(CommitRow.tenant == tenant, CommitRow.stage.in_(stages), theirs)
+        return list(self.session.scalars(query.order_by(CommitRow.key)))
+
+    def living_users(self, tenant: str, keys: Collection[str]) -> set[str]:
+        """Ids of living jobs that hold one of `keys`."""
+        query = select(Unit.job_id).join(Job, Job.id == Unit.job_id)
+        return set(
+            self.session.scalars(query.where(Unit.tenant == tenant, Unit.key.in_(keys), Job.status.not_in(ENDED)))
+        )
+
+    def deletion(self, tenant: str, deletion_id: str) -> Deletion | None:
+        """A deletion of `tenant`."""
+        return self.session.scalar(select(Deletion).where(Deletion.tenant == tenant, Deletion.id == deletion_id))
+
+    def unfinished(self) -> list[Deletion]:
+        """Deletions that a process did not live to finish."""
+        return list(self.session.scalars(select(Deletion).where(Deletion.finished_at.is_(None)).order_by(Deletion.id)))
+
+    def note_deleted(self, deletion_id: str, objects: Sequence[tuple[str, int, str | None]]) -> None:
+        """Write down what is about to go: key, size, digest."""
+        if objects:
+            rows = [{"deletion_id": deletion_id, "key": k, "size": s, "blake3": d} for k, s, d in objects]
+            self.session.execute(upsert(self.session, DeletedObject).values(rows).on_conflict_do_nothing())
+
+    def deleted(self, deletion_id: str, after: str, limit: int) -> list[DeletedObject]:
+        """What a deletion took, in key order."""
+        query = select(DeletedObject).where(DeletedObject.deletion_id == deletion_id, DeletedObject.key > after)
+        return list(self.session.scalars(query.order_by(DeletedObject.key).limit(limit)))
+
+    def deleted_totals(self, deletion_id: str) -> tuple[int, int]:
+        """Objects and bytes that a deletion took."""
+        query = select(func.count(), func.coalesce(func.sum(DeletedObject.size), 0))
+        count, size = self.session.execute(query.where(DeletedObject.deletion_id == deletion_id)).one()
+        return int(count), int(size)
+
+    # -- the owner
+
+    def owner(self, candidate: str) -> str:
+        """The name under which this database owns its store: `candidate` if it has none yet."""
+        row = {"place": "store", "id": candidate}
+        self.session.execute(upsert(self.session, StoreOwner).values(**row).on_conflict_do_nothing())
+        return self.session.scalars(select(StoreOwner.id).where(StoreOwner.place == "store")).one()
