@@ -27,6 +27,7 @@ from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Assignment, Commit, Output
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter
+from eagle3_core.objects.protocol import ObjectStore
 
 QUEUES = ["prep", "extract", "train", "evaluate"]
 ALL_STAGES = ["prepare", "canary", "generate", "extract", "vocab", "train", "evaluate", "package"]
@@ -96,7 +97,7 @@ class Api:
         self.folder = folder
         self.results = RESULTS
         self.clock = given.pop("clock", None) or Clock()
-        self.store = LocalStore(folder / "objects")
+        self.store: ObjectStore = given.pop("store", None) or LocalStore(folder / "objects")
         self.parts = Parts(
             preflight=given.pop("preflight", fake_preflight), reduce=given.pop("reduce", fake_reduce), clock=self.clock,
             store=self.store, broker=given.pop("broker", None), reaper=given.pop("watched", False),

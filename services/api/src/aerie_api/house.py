@@ -33,7 +33,8 @@ from aerie_api.leases.reaper import Reaper
 from aerie_api.leases.retries import Rules
 from aerie_api.leases.vetting import Vetting
 from aerie_api.settings import Settings
-from aerie_api.storage.service import Keeping, StorageService
+from aerie_api.storage.retention import Keeping
+from aerie_api.storage.service import StorageService
 from aerie_api.workers.service import WorkerService
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
@@ -138,10 +139,17 @@ class House:
             outbox = Outbox(self.db, self.broker, settings.ring_again_s, parts.clock)
             self.ringer = Ringer(outbox, settings.ring_again_s)
         keeping = Keeping(
-            settings.collect_grace_s, settings.checkpoint_grace_s, settings.retain_states_s, settings.tenant_store_bytes
+            settings.collect_grace_s,
+            settings.checkpoint_grace_s,
+            settings.retain_states_s,
+            settings.tenant_store_bytes,
+            settings.room_bytes,
         )
-        self.storage = StorageService(self.db, self.store, keeping, parts.clock)
-        self.keeper = Reaper(self.keep_order, settings.collect_interval_s)
+        self.storage = StorageService(self.db, self.store, planner, keeping, parts.clock)
+        self.keepers = [
+            Reaper(lambda: self.tend(self.storage.keep_order), settings.collect_interval_s),
+            Reaper(lambda: self.tend(self.storage.room.watch), settings.room_interval_s),
+        ]
         self.reaper = Reaper(self.sweep, settings.reaper_interval_s)
         self.watched = parts.reaper
         """Whether the reaper is meant to run."""
@@ -159,7 +167,8 @@ class House:
             self.reaper.start()
             if self.ringer is not None:
                 self.ringer.start()
-            self.keeper.start()
+            for keeper in self.keepers:
+                keeper.start()
 
     def sweep(self) -> None:
         """One pass of the reaper, unless another process is at it."""
@@ -168,10 +177,10 @@ class House:
                 self.claims.reap()
                 self.idempotency.sweep()
 
-    def keep_order(self) -> None:
-        """One round of the store's housekeeping. A store that is away is told and tried again in the next round."""
+    def tend(self, duty: Callable[[], object]) -> None:
+        """One round of a duty towards the store. A store that is away is told and tried again in the next round."""
         try:
-            self.storage.keep_order()
+            duty()
         except AerieError as error:
             logger.warning("the store's housekeeping: %s", error.text())
 
@@ -183,7 +192,8 @@ class House:
         if self.ringer is not None:
             self.ringer.stop()
         self._inspection.close()
-        self.keeper.stop()
+        for keeper in self.keepers:
+            keeper.stop()
         self.db.close()
 
 

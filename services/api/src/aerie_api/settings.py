@@ -163,6 +163,12 @@ class Settings(BaseSettings):
     tenant_store_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes that a tenant's results may hold; over it the least used states go first. 0 is no limit."""
 
+    room_interval_s: Annotated[float, Field(gt=0)] = 10.0
+    """Time between two looks for tenants over their budget and for room for jobs that wait for it."""
+
+    room_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    """What must be free in a store that was full before jobs go on, where the store says what is free."""
+
     presign_s: Annotated[int, Field(ge=0, le=3600)] = 300
     """How long download URLs of the store's own are valid; 0 hands none out."""
 

@@ -165,6 +165,10 @@ class CommitRow(Base):
     """What its objects hold; null until measured."""
     last_used_at: Mapped[float | None]
     """When a job last took it over; null: never since it was made."""
+    sources: Mapped[Document | None]
+    """Digests of what its job read, by URI: the job itself may be removed. Null where it was made before they were kept."""
+
+    __table_args__ = (Index("ix_commits_bytes", "tenant", "stage", "bytes"),)
 
 
 class Event(Base):

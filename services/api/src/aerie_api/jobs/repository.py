@@ -54,9 +54,10 @@ class JobRepository:
         return job
 
     @staticmethod
-    def paused(session: Session) -> list[Job]:
+    def paused(session: Session, *, locked: bool = True) -> list[Job]:
         """The paused jobs of every tenant, oldest first: for what the house itself decides."""
-        return list(session.scalars(select(Job).where(Job.status == "paused").order_by(Job.number).with_for_update()))
+        query = select(Job).where(Job.status == "paused").order_by(Job.number)
+        return list(session.scalars(query.with_for_update() if locked else query))
 
     def living_named(self, name: str) -> Job | None:
         """The living job called `name`."""

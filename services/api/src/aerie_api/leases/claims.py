@@ -279,5 +279,5 @@ class Claims:
 def _commit_row(output: Output, job: Job, now: float, size: int) -> CommitRow:
     return CommitRow(
         tenant=job.tenant, key=output.key, stage=output.stage, manifest=output.manifest.model_dump(),
-        result=output.result, job_id=job.id, created_at=now, bytes=size,
+        result=output.result, job_id=job.id, created_at=now, bytes=size, sources=dict(job.sources),
     )  # fmt: skip

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from aerie_api.db import Database
-from aerie_api.jobs.repository import TENANT
-from aerie_api.storage.repository import ENDED, StorageRepository
+from aerie_api.storage.repository import StorageRepository
 from aerie_api.storage.schemas import DeletedObject, DeletedObjects, DeletionProof, DeletionRequest
 from aerie_api.tables import Deletion
 from eagle3_core.errors import AerieError
@@ -48,7 +47,7 @@ class Deletions:
     def __init__(self, db: Database, store: ObjectStore, collector: Collector, clock: Callable[[], float]) -> None:
         self._db, self._store, self._collector, self._clock = db, store, collector, clock
 
-    def delete(self, request: DeletionRequest, tenant: str = TENANT) -> DeletionProof:
+    def delete(self, tenant: str, request: DeletionRequest) -> DeletionProof:
         """Delete what `request` names and prove it. Raises StatesInUse, StoreUnavailable (then it is finished later)."""
         with self._db.write() as session:
             deletion, manifests = self._let_go(session, request, tenant)
@@ -56,7 +55,7 @@ class Deletions:
         with self._db.write() as session:
             session.merge(deletion).digests = digests
         self._carry_out(deletion.id, deletion.prefixes, digests)
-        return self.proof(deletion.id, tenant)
+        return self.proof(tenant, deletion.id)
 
     def finish_all(self) -> None:
         """Finish what a process that died had begun."""
@@ -65,7 +64,7 @@ class Deletions:
         for deletion_id, prefixes, digests in left:
             self._carry_out(deletion_id, prefixes, digests)
 
-    def proof(self, deletion_id: str, tenant: str = TENANT) -> DeletionProof:
+    def proof(self, tenant: str, deletion_id: str) -> DeletionProof:
         """How far a deletion is, and what it took. Raises DeletionMissing."""
         with self._db.read() as session:
             repository = StorageRepository(session)
@@ -76,7 +75,7 @@ class Deletions:
             finished_at=row.finished_at, objects=count, bytes=size, remaining=row.remaining, **row.scope,
         )  # fmt: skip
 
-    def objects(self, deletion_id: str, after: str, limit: int, tenant: str = TENANT) -> DeletedObjects:
+    def objects(self, tenant: str, deletion_id: str, after: str, limit: int) -> DeletedObjects:
         """What a deletion took, page by page. Raises DeletionMissing."""
         with self._db.read() as session:
             repository = StorageRepository(session)
@@ -88,12 +87,11 @@ class Deletions:
     def _let_go(self, session: Session, request: DeletionRequest, tenant: str) -> tuple[Deletion, list[ManifestRef]]:
         repository, now = StorageRepository(session), self._clock()
         stages = tuple(STAGES) if request.everything else TEXT_STAGES
-        jobs = repository.jobs_with(tenant, request.dataset)
-        job_ids = [job.id for job in jobs]
+        job_ids = repository.readers(tenant, request.dataset)
         units = repository.units_of(tenant, job_ids, stages)
         results = repository.results_of(tenant, job_ids, {unit.key for unit in units}, stages)
         keys = {unit.key for unit in units} | {row.key for row in results}
-        living = {job.id for job in jobs if job.status not in ENDED} | repository.living_users(tenant, keys)
+        living = repository.living(tenant, job_ids) | repository.living_users(tenant, keys)
         if living or not all(repository.release(tenant, key, now) for key in sorted(keys)):
             raise StatesInUse(
                 f"living jobs read them: {', '.join(sorted(living)) or 'one that was just posted'}",

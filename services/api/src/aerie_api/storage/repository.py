@@ -8,8 +8,10 @@ either keeps it or does not get it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
+from typing import Any, TypeVar
 
-from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from aerie_api.db import upsert
@@ -18,6 +20,9 @@ from eagle3_core.jobs.states import UnitState
 from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.keys import Attempt, Owner, Training
 
+Found = TypeVar("Found")
+ACROSS_TENANTS: dict[str, Any] = {"across_tenants": True}
+"""Said of a query that serves the house, and so every tenant."""
 ENDED = ("succeeded", "failed", "cancelled")
 _OVER = (UnitState.SUCCEEDED, UnitState.FAILED, UnitState.CANCELLED)
 
@@ -38,7 +43,7 @@ class StorageRepository:
             Unit.released_at.is_(None),
             Unit.state == UnitState.SUCCEEDED,
         )
-        found = [*self.session.scalars(cached), *self.session.scalars(of_units)]
+        found = [*self._of_all(cached), *self._of_all(of_units)]
         return [ManifestRef.model_validate(manifest) for manifest in found if manifest is not None]
 
     def in_flight(self, owners: Collection[Owner]) -> set[Owner]:
@@ -46,23 +51,32 @@ class StorageRepository:
         job_ids = {owner.job_id for owner in owners if isinstance(owner, Attempt)}
         running = select(Unit).where(Unit.job_id.in_(job_ids), Unit.state == UnitState.RUNNING)
         found: set[Owner] = set()
-        for unit in self.session.scalars(running):
+        for unit in self._of_all(running):
             stages = (unit.stage, "extract") if unit.stage == "generate" else (unit.stage,)
             found |= {Attempt(unit.tenant, stage, unit.job_id, unit.index, unit.fence) for stage in stages}
         keys = {owner.unit_key for owner in owners if isinstance(owner, Training)}
         living = select(Unit.tenant, Unit.key).where(
             Unit.key.in_(keys), Unit.stage == "train", Unit.state.not_in(_OVER)
         )
-        return found | {Training(tenant, key) for tenant, key in self.session.execute(living)}
+        everybody = self.session.execute(living, execution_options=ACROSS_TENANTS)
+        return found | {Training(tenant, key) for tenant, key in everybody}
+
+    def _of_all(self, query: Select[tuple[Found]]) -> list[Found]:
+        """The truth knows every tenant, also while it is asked for one."""
+        return list(self.session.scalars(query, execution_options=ACROSS_TENANTS))
 
     # -- letting go
 
-    def idle(self, stages: Collection[str], tenant: str | None, used_before: float, limit: int) -> list[CommitRow]:
+    def idle(
+        self, stages: Collection[str], tenant: str | None, used_before: float, made_before: float, limit: int
+    ) -> list[CommitRow]:
         """Results of `stages` that nobody has used since `used_before`, the longest unused first, unlocked."""
         used = func.coalesce(CommitRow.last_used_at, CommitRow.created_at)
-        query = select(CommitRow).where(CommitRow.stage.in_(stages), used < used_before)
+        query = select(CommitRow).where(CommitRow.stage.in_(stages))
+        query = query if used_before == inf else query.where(used < used_before)
+        query = query if made_before == inf else query.where(CommitRow.created_at < made_before)
         query = query if tenant is None else query.where(CommitRow.tenant == tenant)
-        return list(self.session.scalars(query.order_by(used, CommitRow.key).limit(limit)))
+        return self._of_all(query.order_by(used, CommitRow.key).limit(limit))
 
     def release(self, tenant: str, key: str, now: float) -> bool:
         """Let go of a result and of the ended units that point to it; False while a living job has it."""
@@ -70,7 +84,8 @@ class StorageRepository:
         self.session.execute(select(CommitRow.key).where(mine).with_for_update())
         users = and_(Unit.tenant == tenant, Unit.key == key)
         job_ids = set(self.session.scalars(select(Unit.job_id).where(users)))
-        locked = select(Job).where(Job.id.in_(job_ids)).order_by(Job.id).with_for_update(skip_locked=True)
+        theirs = select(Job).where(Job.tenant == tenant, Job.id.in_(job_ids)).order_by(Job.id)
+        locked = theirs.with_for_update(skip_locked=True)
         jobs = list(self.session.scalars(locked))
         if len(jobs) < len(job_ids) or any(job.status not in ENDED for job in jobs):
             return False
@@ -88,19 +103,62 @@ class StorageRepository:
         query = select(CommitRow.stage, func.coalesce(func.sum(CommitRow.bytes), 0)).where(CommitRow.tenant == tenant)
         return {stage: int(size) for stage, size in self.session.execute(query.group_by(CommitRow.stage))}
 
-    def tenants(self) -> list[str]:
-        """Everyone who holds something."""
-        return list(self.session.scalars(select(CommitRow.tenant).distinct().order_by(CommitRow.tenant)))
+    def holding_more_than(self, budget: int) -> dict[str, int]:
+        """What those hold whose results hold more than `budget` bytes, by tenant."""
+        held = func.coalesce(func.sum(CommitRow.bytes), 0)
+        query = select(CommitRow.tenant, held).group_by(CommitRow.tenant).having(held > budget)
+        found = self.session.execute(query.order_by(CommitRow.tenant), execution_options=ACROSS_TENANTS)
+        return {tenant: int(size) for tenant, size in found}
+
+    def unmeasured(self, limit: int) -> list[CommitRow]:
+        """Results whose bytes nobody has counted: those that are older than the count."""
+        return self._of_all(select(CommitRow).where(CommitRow.bytes.is_(None)).limit(limit))
+
+    def measured(self, tenant: str, key: str, size: int) -> None:
+        """Note what a result holds."""
+        mine = and_(CommitRow.tenant == tenant, CommitRow.key == key, CommitRow.bytes.is_(None))
+        self.session.execute(
+            update(CommitRow).where(mine).values(bytes=size), execution_options={"synchronize_session": False}
+        )
+
+    # -- jobs that are to wait for room
+
+    def moving_jobs(self, tenant: str) -> list[str]:
+        """Ids of the tenant's jobs that are queued or running, oldest first."""
+        query = select(Job.id).where(Job.tenant == tenant, Job.status.in_(("queued", "running")))
+        return list(self.session.scalars(query.order_by(Job.number)))
+
+    def locked_if_there(self, tenant: str, job_id: str) -> Job | None:
+        """A job, locked until the transaction ends."""
+        query = select(Job).where(Job.tenant == tenant, Job.id == job_id).with_for_update()
+        return self.session.scalar(query, execution_options={"populate_existing": True})
 
     # -- deletions
 
-    def jobs_with(self, tenant: str, dataset: str | None) -> list[Job]:
-        """The tenant's jobs that read `dataset` (a URI, or the digest of its content), or all of them."""
-        jobs = list(self.session.scalars(select(Job).where(Job.tenant == tenant).order_by(Job.number)))
+    def readers(self, tenant: str, dataset: str | None) -> set[str]:
+        """Ids of the tenant's jobs that read `dataset` (a URI, or the digest of its content), or of all of them.
+
+        Jobs that were removed count too, as long as results of theirs are held.
+        """
+        jobs = select(Job.id, Job.sources).where(Job.tenant == tenant)
+        removed = select(CommitRow.job_id, CommitRow.sources).where(
+            CommitRow.tenant == tenant,
+            ~exists().where(and_(Job.tenant == tenant, Job.id == CommitRow.job_id)),
+        )
+        read = [
+            (job_id, {uri: digest for uri, digest in (sources or {}).items() if uri != "verifier"})
+            for query in (jobs, removed)
+            for job_id, sources in self.session.execute(query)
+        ]
         if dataset is None:
-            return jobs
-        digests = {digest for job in jobs for uri, digest in job.sources.items() if dataset in (uri, digest)}
-        return [job for job in jobs if digests & {d for uri, d in job.sources.items() if uri != "verifier"}]
+            return {job_id for job_id, _ in read}
+        digests = {digest for _, sources in read for uri, digest in sources.items() if dataset in (uri, digest)}
+        return {job_id for job_id, sources in read if digests & set(sources.values())}
+
+    def living(self, tenant: str, job_ids: Collection[str]) -> set[str]:
+        """Those of `job_ids` that have not ended."""
+        query = select(Job.id).where(Job.tenant == tenant, Job.id.in_(job_ids), Job.status.not_in(ENDED))
+        return set(self.session.scalars(query))
 
     def units_of(self, tenant: str, job_ids: Collection[str], stages: Collection[str]) -> list[Unit]:
         """Units of `stages` of some jobs."""
@@ -119,7 +177,9 @@ class StorageRepository:
         """Ids of living jobs that hold one of `keys`."""
         query = select(Unit.job_id).join(Job, Job.id == Unit.job_id)
         return set(
-            self.session.scalars(query.where(Unit.tenant == tenant, Unit.key.in_(keys), Job.status.not_in(ENDED)))
+            self.session.scalars(
+                query.where(Unit.tenant == tenant, Job.tenant == tenant, Unit.key.in_(keys), Job.status.not_in(ENDED))
+            )
         )
 
     def deletion(self, tenant: str, deletion_id: str) -> Deletion | None:
@@ -128,7 +188,7 @@ class StorageRepository:
 
     def unfinished(self) -> list[Deletion]:
         """Deletions that a process did not live to finish."""
-        return list(self.session.scalars(select(Deletion).where(Deletion.finished_at.is_(None)).order_by(Deletion.id)))
+        return self._of_all(select(Deletion).where(Deletion.finished_at.is_(None)).order_by(Deletion.id))
 
     def note_deleted(self, deletion_id: str, objects: Sequence[tuple[str, int, str | None]]) -> None:
         """Write down what is about to go: key, size, digest."""

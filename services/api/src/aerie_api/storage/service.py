@@ -9,23 +9,25 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from aerie_api.db import Database
-from aerie_api.jobs.repository import TENANT
+from aerie_api.leases.planner import Planner
 from aerie_api.storage.deletions import Deletions
 from aerie_api.storage.repository import StorageRepository
+from aerie_api.storage.retention import Keeping, Retention
+from aerie_api.storage.room import Room
 from aerie_api.storage.schemas import StorageUse
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.collect import Collector, Holdings, Swept
 from eagle3_core.objects.keys import HOUSE_PREFIX, Attempt, Owner
-from eagle3_core.objects.protocol import ObjectStore
+from eagle3_core.objects.manifest import read_manifest
+from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectMissing, ObjectStore
 
 logger = logging.getLogger(__name__)
 OWNERS = f"{HOUSE_PREFIX}owner/"
-STATES = ("extract",)
-"""What is let go when it is old or room is short: it can be made again, and is by far the largest."""
-ROUND = 100
+MEASURED = 100
+"""Results that a round counts the bytes of, where that was never done."""
 
 
 class StoreOwnedElsewhere(AerieError):
@@ -34,30 +36,16 @@ class StoreOwnedElsewhere(AerieError):
     code, status = "storage.owner", 409
 
 
-class OverBudget(AerieError):
-    """The tenant's results hold more than its budget."""
-
-    code, status = "store.full", 507
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """How long things are kept, in seconds and bytes."""
-
-    grace_s: float
-    checkpoint_grace_s: float
-    states_s: float
-    """Least time since their last use after which states are let go; 0 keeps them."""
-    budget_bytes: int
-    """What a tenant's results may hold; 0 is no limit."""
-
-
 class StorageService:
     """The store's housekeeping, over one database."""
 
-    def __init__(self, db: Database, store: ObjectStore, keeping: Keeping, clock: Callable[[], float]) -> None:
-        self._db, self._store, self._keeping, self._clock = db, store, keeping, clock
+    def __init__(
+        self, db: Database, store: ObjectStore, planner: Planner, keeping: Keeping, clock: Callable[[], float]
+    ) -> None:
+        self._db, self._store, self._keeping = db, store, keeping
         self._collector = Collector(store, self, grace_s=keeping.grace_s, checkpoint_grace_s=keeping.checkpoint_grace_s)
+        self.retention = Retention(db, keeping, clock)
+        self.room = Room(db, store, planner, self.retention, keeping, self.collect, clock)
         self.deletions = Deletions(db, store, self._collector, clock)
 
     def about(self, owners: Collection[Owner]) -> Holdings:
@@ -68,14 +56,19 @@ class StorageService:
             return Holdings(repository.committed(jobs), frozenset(repository.in_flight(owners)))
 
     def keep_order(self) -> Swept | None:
-        """One round of everything, unless another process is at it. Raises StoreOwnedElsewhere, StoreUnavailable."""
+        """One round of everything; None where another process is at it. Raises StoreOwnedElsewhere, StoreUnavailable."""
+        self.measure()
+        self.retention.expire()
+        self.room.watch()
+        return self.collect()
+
+    def collect(self) -> Swept | None:
+        """Finish deletions and take garbage away; None where another process is at it. Raises as `keep_order`."""
         with self._db.alone("storage") as alone:
             if not alone:
                 return None
             self.check_owner()
             self.deletions.finish_all()
-            self.expire()
-            self.make_room()
             swept = self._collector.collect()
             aborted = self._store.abort_stale_uploads(self._keeping.grace_s)
         if swept.deleted or aborted or swept.unreadable:
@@ -84,45 +77,19 @@ class StorageService:
             logger.warning("the committed manifest %s cannot be read; what its attempt wrote is kept", key)
         return swept
 
-    def expire(self) -> int:
-        """Let go of states that nobody used for as long as the operator keeps them; returns how many results."""
-        if not self._keeping.states_s:
-            return 0
-        return self._let_go(None, self._clock() - self._keeping.states_s, lambda: True)
-
-    def make_room(self) -> int:
-        """Let go of the least used states of tenants that are over their budget; returns how many results."""
+    def measure(self) -> None:
+        """Count the bytes of results that were made before they were counted."""
         with self._db.read() as session:
-            tenants = StorageRepository(session).tenants()
-        return sum(self._let_go(tenant, float("inf"), lambda t=tenant: self.short(t) is not None) for tenant in tenants)
-
-    def short(self, tenant: str) -> OverBudget | None:
-        """Why the tenant may not write more: the reason to pause its jobs for, or None."""
-        with self._db.read() as session:
-            held = sum(StorageRepository(session).bytes_by_stage(tenant).values())
-        budget = self._keeping.budget_bytes
-        if not budget or held <= budget:
-            return None
-        return OverBudget(
-            f"the results of {tenant} hold {held} bytes, its budget is {budget}",
-            remedy="delete what is not needed (POST /storage/deletions), or raise AERIE_TENANT_STORE_BYTES; jobs go on by themselves",
-        )
-
-    def _let_go(self, tenant: str | None, used_before: float, wanted: Callable[[], bool]) -> int:
-        """Release idle states, the longest unused first, as long as it is `wanted`."""
-        released, passed_over = 0, set[str]()
-        while wanted():
+            rows = StorageRepository(session).unmeasured(MEASURED)
+        for row in rows:
+            try:
+                size = sum(
+                    entry.size for entry in read_manifest(self._store, ManifestRef.model_validate(row.manifest)).files
+                )
+            except (ObjectMissing, ObjectDamaged, BadKey):
+                size = 0  # nobody can take it over: the planner forgets such a result when it comes to it
             with self._db.write() as session:
-                repository = StorageRepository(session)
-                idle = repository.idle(STATES, tenant, used_before, ROUND + len(passed_over))
-                row = next((r for r in idle if f"{r.tenant}/{r.key}" not in passed_over), None)
-                if row is None:
-                    return released
-                if repository.release(row.tenant, row.key, self._clock()):
-                    released += 1
-                else:
-                    passed_over.add(f"{row.tenant}/{row.key}")
-        return released
+                StorageRepository(session).measured(row.tenant, row.key, size)
 
     def check_owner(self) -> None:
         """Write this database's name into the store once. Raises StoreOwnedElsewhere if another one's is there."""
@@ -138,7 +105,7 @@ class StorageService:
                 remedy=f"give this database a store or prefix of its own; if the other one is gone for good, delete {OWNERS}*",
             )
 
-    def use(self, tenant: str = TENANT) -> StorageUse:
+    def use(self, tenant: str) -> StorageUse:
         """What the tenant's results hold."""
         with self._db.read() as session:
             by_stage = StorageRepository(session).bytes_by_stage(tenant)

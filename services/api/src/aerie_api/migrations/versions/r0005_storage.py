@@ -10,14 +10,16 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
+# In place, never by a copy of the table: SQLite would drop the old one, and rows that refer to it with it.
+
 
 def upgrade() -> None:
-    with op.batch_alter_table("commits") as table:
-        table.add_column(sa.Column("bytes", sa.BigInteger(), nullable=True))
-        table.add_column(sa.Column("last_used_at", sa.Double(), nullable=True))
-        table.create_index("ix_commits_job_id", ["job_id"])
-    with op.batch_alter_table("units") as table:
-        table.add_column(sa.Column("released_at", sa.Double(), nullable=True))
+    op.add_column("commits", sa.Column("bytes", sa.BigInteger(), nullable=True))
+    op.add_column("commits", sa.Column("last_used_at", sa.Double(), nullable=True))
+    op.add_column("commits", sa.Column("sources", sa.JSON(none_as_null=True), nullable=True))
+    op.create_index("ix_commits_job_id", "commits", ["job_id"])
+    op.create_index("ix_commits_bytes", "commits", ["tenant", "stage", "bytes"])
+    op.add_column("units", sa.Column("released_at", sa.Double(), nullable=True))
     op.create_table(
         "store_owner",
         sa.Column("place", sa.String(length=16), nullable=False),
@@ -52,9 +54,8 @@ def downgrade() -> None:
     op.drop_table("deleted_objects")
     op.drop_table("deletions")
     op.drop_table("store_owner")
-    with op.batch_alter_table("units") as table:
-        table.drop_column("released_at")
-    with op.batch_alter_table("commits") as table:
-        table.drop_index("ix_commits_job_id")
-        table.drop_column("last_used_at")
-        table.drop_column("bytes")
+    op.drop_column("units", "released_at")
+    op.drop_index("ix_commits_bytes", table_name="commits")
+    op.drop_index("ix_commits_job_id", table_name="commits")
+    for name in ("sources", "last_used_at", "bytes"):
+        op.drop_column("commits", name)
