@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import obstore
-from rows import ROOT, Row, publish, rate
+from rows import ROOT, Row, benchmark, rate
 
 from eagle3_core.objects.s3 import S3Store, s3_store
 from eagle3_core.objects.s3_read import PART_BYTES, download
 
-SIZE = 128 << 20
 MIB = 1 << 20
 
 
@@ -29,29 +28,29 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def cost(work: Callable[[], object]) -> float:
-    """CPU seconds a GiB: the least of three runs."""
+def cost(work: Callable[[], float], rounds: int) -> float:
+    """CPU seconds a GiB: the least of some runs of `work`, which says how many MiB it moved."""
     spent: list[float] = []
-    for _ in range(3):
+    for _ in range(rounds):
         before = cpu_s()
-        work()
-        spent.append((cpu_s() - before) * (1 << 30) / SIZE)
+        moved = work()
+        spent.append((cpu_s() - before) * 1024 / moved)
     return min(spent)
 
 
-def rows(store: S3Store, file: Path) -> list[Row]:
+def rows(store: S3Store, file: Path, rounds: int) -> list[Row]:
     """Measure both clients."""
-    bucket, folder = store.address.bucket, file.parent
+    bucket, folder, size = store.address.bucket, file.parent, file.stat().st_size
 
     def control() -> float:
         store.client.fput_object(
             bucket_name=bucket, object_name="a", file_path=str(file), part_size=PART_BYTES, num_parallel_uploads=4
         )
-        return SIZE / MIB
+        return size / MIB
 
     def bulk() -> float:
         obstore.put(store.bulk, "b", file, chunk_size=PART_BYTES, max_concurrency=4)
-        return SIZE / MIB
+        return size / MIB
 
     def stream() -> float:
         answer = store.client.get_object(bucket_name=bucket, object_name="b")
@@ -59,34 +58,34 @@ def rows(store: S3Store, file: Path) -> list[Row]:
             while piece := answer.read(MIB):
                 out.write(piece)
         answer.release_conn()
-        return SIZE / MIB
+        return size / MIB
 
     def parts() -> float:
-        download(store.client, bucket, "b", SIZE, folder / "parts", store.ask)
-        return SIZE / MIB
+        download(store.client, bucket, "b", size, folder / "parts", store.ask)
+        return size / MIB
 
     return [
-        Row("write: obstore, against minio-py", rate(bulk, 3), "MiB/s", rate(control, 3)),
-        Row("CPU of a write: obstore, against minio-py", cost(bulk), "s/GiB", cost(control)),
-        Row("read: four ranges, against one stream", rate(parts, 3), "MiB/s", rate(stream, 3)),
-        Row("CPU of a read: four ranges, against one stream", cost(parts), "s/GiB", cost(stream)),
+        Row("write: obstore, against minio-py", rate(bulk, rounds), "MiB/s", rate(control, rounds)),
+        Row("CPU of a write: obstore, against minio-py", cost(bulk, rounds), "s/GiB", cost(control, rounds)),
+        Row("read: four ranges, against one stream", rate(parts, rounds), "MiB/s", rate(stream, rounds)),
+        Row("CPU of a read: four ranges, against one stream", cost(parts, rounds), "s/GiB", cost(stream, rounds)),
     ]
 
 
-def main() -> None:
-    """Measure and publish."""
+def measure(small: bool) -> list[Row]:
+    """Start a server, measure against it."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from servers import s3
+    from servers import s3  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory(prefix="aerie-bench-") as scratch:
         file = Path(scratch) / "object"
-        file.write_bytes(os.urandom(SIZE))
+        file.write_bytes(os.urandom(MIB if small else 128 * MIB))
         server = s3.start(s3.kinds()[0], Path(scratch) / "server")
         try:
-            publish("store", rows(s3_store(server.url("").replace("/?", "?"), server.environment), file))
+            return rows(s3_store(server.url("bench"), server.environment), file, 1 if small else 3)
         finally:
             server.stop()
 
 
 if __name__ == "__main__":
-    main()
+    benchmark(measure)

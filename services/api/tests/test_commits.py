@@ -83,11 +83,15 @@ def test_a_companion_under_a_key_that_nobody_will_look_for_is_refused(api):
     api.post()
     worker, unit = api.reach("generate")
     other = worker.take()
-    mixed = worker.made(unit)
-    mixed.also = worker.made(other, also=True).also
+    mixed, theirs = worker.made(unit), worker.made(other, also=True).also[0]
+    mixed.also = [worker._output(unit, "extract", theirs.key, theirs.result, "")]
     answer = worker.commit(unit, mixed)
     assert answer.json()["code"] == "commit.refused"
     assert "will be looked for under" in answer.json()["detail"]
+    mixed.also = [theirs]
+    answer = worker.commit(unit, mixed)
+    assert answer.json()["code"] == "commit.refused"
+    assert "not of this attempt" in answer.json()["detail"]
 
 
 def test_a_result_with_nan_is_refused_and_the_unit_goes_on(api):

@@ -61,7 +61,7 @@ class StorageRepository:
         everybody = self.session.execute(living, execution_options=ACROSS_TENANTS)
         return found | {Training(tenant, key) for tenant, key in everybody}
 
-    def _of_all(self, query: Select[tuple[Found]]) -> list[Found]:
+    def _of_all(self, query: Select[Found]) -> list[Found]:
         """The truth knows every tenant, also while it is asked for one."""
         return list(self.session.scalars(query, execution_options=ACROSS_TENANTS))
 
@@ -101,14 +101,14 @@ class StorageRepository:
     def bytes_by_stage(self, tenant: str) -> dict[str, int]:
         """Bytes that results of `tenant` hold, by stage."""
         query = select(CommitRow.stage, func.coalesce(func.sum(CommitRow.bytes), 0)).where(CommitRow.tenant == tenant)
-        return {stage: int(size) for stage, size in self.session.execute(query.group_by(CommitRow.stage))}
+        return {stage: int(size or 0) for stage, size in self.session.execute(query.group_by(CommitRow.stage))}
 
     def holding_more_than(self, budget: int) -> dict[str, int]:
         """What those hold whose results hold more than `budget` bytes, by tenant."""
         held = func.coalesce(func.sum(CommitRow.bytes), 0)
         query = select(CommitRow.tenant, held).group_by(CommitRow.tenant).having(held > budget)
         found = self.session.execute(query.order_by(CommitRow.tenant), execution_options=ACROSS_TENANTS)
-        return {tenant: int(size) for tenant, size in found}
+        return {tenant: int(size or 0) for tenant, size in found}
 
     def unmeasured(self, limit: int) -> list[CommitRow]:
         """Results whose bytes nobody has counted: those that are older than the count."""
