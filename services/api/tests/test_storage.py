@@ -273,6 +273,12 @@ def test_a_deletion_that_was_cut_short_is_finished_later(swift: Any, monkeypatch
     assert proof["objects"] > 2
 
 
+def test_a_data_set_with_a_nul_in_its_name_is_refused(api: Any):
+    answer = api.http.post("/storage/deletions", json={"dataset": "file:///a\x00b"})
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "request.invalid")
+
+
 @pytest.mark.parametrize("path", ["/storage/deletions/del_x", "/storage/deletions/del_x/objects"])
 def test_a_deletion_that_is_not_there_is_a_404(api: Any, path: str):
     assert api.http.get(path).json()["code"] == "storage.deletion_missing"

@@ -53,16 +53,16 @@ class Deletions:
             deletion, manifests = self._let_go(session, request, tenant)
         digests = self._digests(manifests)
         with self._db.write() as session:
-            session.merge(deletion).digests = digests
-        self._carry_out(deletion.id, deletion.prefixes, digests)
+            StorageRepository(session).note_digests(tenant, deletion.id, digests)
+        self._carry_out(tenant, deletion.id, deletion.prefixes, digests)
         return self.proof(tenant, deletion.id)
 
     def finish_all(self) -> None:
         """Finish what a process that died had begun."""
         with self._db.read() as session:
-            left = [(row.id, row.prefixes, row.digests) for row in StorageRepository(session).unfinished()]
-        for deletion_id, prefixes, digests in left:
-            self._carry_out(deletion_id, prefixes, digests)
+            left = StorageRepository(session).unfinished()
+        for row in left:
+            self._carry_out(row.tenant, row.id, row.prefixes, row.digests)
 
     def proof(self, tenant: str, deletion_id: str) -> DeletionProof:
         """How far a deletion is, and what it took. Raises DeletionMissing."""
@@ -121,7 +121,7 @@ class Deletions:
                 continue  # the keys themselves still hold 16 digits of each digest
         return found
 
-    def _carry_out(self, deletion_id: str, prefixes: list[str], digests: dict[str, str]) -> None:
+    def _carry_out(self, tenant: str, deletion_id: str, prefixes: list[str], digests: dict[str, str]) -> None:
         remaining = 0
         for prefix in prefixes:
             for batch in self._collector.garbage(prefix, Swept(), None):
@@ -133,8 +133,7 @@ class Deletions:
                     self._store.delete(stat.key)
             remaining += sum(1 for _ in self._store.list(prefix))
         with self._db.write() as session:
-            row = session.get_one(Deletion, deletion_id)
-            row.finished_at, row.remaining = self._clock(), remaining
+            StorageRepository(session).note_finished(tenant, deletion_id, self._clock(), remaining)
 
 
 def _found(row: Deletion | None, deletion_id: str) -> Deletion:

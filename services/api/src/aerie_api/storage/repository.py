@@ -190,6 +190,20 @@ class StorageRepository:
         """Deletions that a process did not live to finish."""
         return self._of_all(select(Deletion).where(Deletion.finished_at.is_(None)).order_by(Deletion.id))
 
+    def note_digests(self, tenant: str, deletion_id: str, digests: dict[str, str]) -> None:
+        """Write down what the manifests of a deletion said."""
+        self._note(tenant, deletion_id, digests=digests)
+
+    def note_finished(self, tenant: str, deletion_id: str, now: float, remaining: int) -> None:
+        """Write down that a deletion is carried out, and what a list still showed."""
+        self._note(tenant, deletion_id, finished_at=now, remaining=remaining)
+
+    def _note(self, tenant: str, deletion_id: str, **values: Any) -> None:
+        mine = and_(Deletion.tenant == tenant, Deletion.id == deletion_id)
+        self.session.execute(
+            update(Deletion).where(mine).values(**values), execution_options={"synchronize_session": False}
+        )
+
     def note_deleted(self, deletion_id: str, objects: Sequence[tuple[str, int, str | None]]) -> None:
         """Write down what is about to go: key, size, digest."""
         if objects:

@@ -12,7 +12,7 @@ class DeletionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    dataset: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    dataset: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")] | None = None
     """URI of a data set as a job named it, or the digest of its content; null: of every data set of the tenant."""
     everything: bool = False
     """Also drafters, checkpoints and evaluations made of it; false: tokens, answers and hidden states."""
