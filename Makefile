@@ -6,7 +6,7 @@ UV := .venv/tools/bin/uv
 RUN := .venv/bin
 BENCHMARKS := $(filter-out rows test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup servers demo test test-fast lint bench clean lock
+.PHONY: help setup servers demo test test-fast chaos lint bench clean lock
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ test: setup servers ## every test that needs no GPU and no cluster
 
 test-fast: setup ## the tests that take seconds
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
+
+RUNS ?= 50
+chaos: setup servers ## jobs on a real cluster whose parts are killed, cut off and lied to: RUNS=50 SEED=0
+	@PYTHONPATH=tests $(RUN)/python -m chaos --runs $(RUNS) --seed $(or $(SEED),0)
 
 lint: setup ## style, types, import contracts
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright

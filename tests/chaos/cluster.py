@@ -1,4 +1,4 @@
-"""A house of real parts that outlives every run: API and workers kept alive by `aerie up`, Redis, a store, a database."""
+"""A house of real parts that outlives every run: API and workers kept alive by `aerie up`, PostgreSQL, Redis, an S3 server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 
 from house import House, running_house
 
-from chaos.parts import Blow, Clock, Part, Processes, Redis, Sqlite
-from eagle3_core.objects.location import store_at
-from eagle3_core.objects.protocol import ObjectStore
+from chaos.parts import Blow, Clock, Part, Postgres, Processes, Redis, Store
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,8 @@ class Cluster:
 
     house: House
     parts: tuple[Part, ...]
-    database: Sqlite
-    store: ObjectStore
+    database: Postgres
+    store: Store
 
     @property
     def blows(self) -> dict[str, Blow]:
@@ -31,15 +29,14 @@ class Cluster:
 
 @contextmanager
 def running_cluster(folder: Path, inputs: Path, workers: int = 2) -> Iterator[Cluster]:
-    """The cluster form with an embedded database and a local store: what every machine can run."""
-    house_folder = folder / "house"
-    database = Sqlite(house_folder)
-    parts: tuple[Part, ...] = (Processes(), Redis(folder / "redis"), Clock(folder), database)
+    """The cluster form: PostgreSQL, Redis, an S3 server, and a house that lives on them."""
+    database, store = Postgres(folder / "postgres"), Store(folder / "store")
+    parts: tuple[Part, ...] = (Processes(), Redis(folder / "redis"), Clock(folder), database, store)
     with ExitStack() as stack:
         environment: dict[str, str] = {}
         for part in parts:
-            part.start()
             stack.callback(part.stop)
+            part.start()
             environment |= part.environment()
-        house = stack.enter_context(running_house(house_folder, [inputs], workers, environment))
-        yield Cluster(house, parts, database, store_at((house_folder / "objects").as_uri()))
+        house = stack.enter_context(running_house(folder / "house", [inputs], workers, environment))
+        yield Cluster(house, parts, database, store)

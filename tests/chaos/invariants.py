@@ -9,6 +9,7 @@ from house import wait_for
 
 from chaos.cluster import Cluster
 from eagle3_core.jobs.wire import ManifestRef
+from eagle3_core.objects.keys import HOUSE_PREFIX
 from eagle3_core.objects.manifest import read_manifest
 
 
@@ -23,12 +24,12 @@ def same_drafter(job: dict[str, Any], reference: dict[str, Any]) -> None:
 def one_commit_per_unit(cluster: Cluster, job: dict[str, Any]) -> None:
     """Every unit was committed by exactly one attempt, or taken over without one."""
     units = cluster.database.rows(
-        "SELECT id, stage, state, reused_from FROM units WHERE job_id = ? ORDER BY position", job["id"]
+        "SELECT id, stage, state, reused_from FROM units WHERE job_id = %s ORDER BY position", job["id"]
     )
     commits = Counter(
         unit
         for (unit,) in cluster.database.rows(
-            "SELECT unit_id FROM attempts JOIN units ON units.id = unit_id WHERE job_id = ? AND cause = 'committed'",
+            "SELECT unit_id FROM attempts JOIN units ON units.id = unit_id WHERE job_id = %s AND cause = 'committed'",
             job["id"],
         )
     )
@@ -44,25 +45,35 @@ def no_attempt_left_open(cluster: Cluster, job: dict[str, Any]) -> None:
         "every attempt to be ended",
         lambda: (
             not cluster.database.rows(
-                "SELECT 1 FROM attempts JOIN units ON units.id = unit_id WHERE job_id = ? AND ended_at IS NULL",
+                "SELECT 1 FROM attempts JOIN units ON units.id = unit_id WHERE job_id = %s AND ended_at IS NULL",
                 job["id"],
             )
         ),
     )
 
 
-def committed_objects_are_whole(cluster: Cluster, job: dict[str, Any]) -> set[str]:
-    """Every committed manifest and all that it lists is in the store, whole; the keys of all of them."""
-    import json
+def committed_objects_are_whole(cluster: Cluster, job: dict[str, Any]) -> None:
+    """Every committed manifest and all that it lists is in the store, whole."""
+    store = cluster.store.opened()
+    for (manifest,) in cluster.database.rows("SELECT manifest FROM units WHERE job_id = %s", job["id"]):
+        for entry in read_manifest(store, ManifestRef.model_validate(manifest)).files:
+            assert store.stat(entry.key).size == entry.size, entry.key
 
-    keys = set[str]()
-    for (text,) in cluster.database.rows("SELECT manifest FROM units WHERE job_id = ?", job["id"]):
-        ref = ManifestRef.model_validate(json.loads(text))
-        manifest = read_manifest(cluster.store, ref)
-        keys |= {ref.key, *(entry.key for entry in manifest.files)}
-        for entry in manifest.files:
-            assert cluster.store.stat(entry.key).size == entry.size, entry.key
-    return keys
+
+def no_orphan_after_collection(cluster: Cluster) -> None:
+    """What no commit lists is gone soon: the house collects every two seconds, with no grace."""
+    store = cluster.store.opened()
+    held = set[str]()
+    for (manifest,) in cluster.database.rows(
+        "SELECT manifest FROM units WHERE manifest IS NOT NULL UNION ALL SELECT manifest FROM commits"
+    ):
+        ref = ManifestRef.model_validate(manifest)
+        held |= {ref.key, *(entry.key for entry in read_manifest(store, ref).files)}
+
+    def orphans() -> set[str]:
+        return {stat.key for stat in store.list("") if not stat.key.startswith(HOUSE_PREFIX)} - held
+
+    wait_for("the last orphan to be collected", lambda: not orphans())
 
 
 def no_lost_job(cluster: Cluster) -> None:
@@ -77,4 +88,5 @@ def check(cluster: Cluster, job: dict[str, Any], reference: dict[str, Any]) -> N
     one_commit_per_unit(cluster, job)
     no_attempt_left_open(cluster, job)
     committed_objects_are_whole(cluster, job)
+    no_orphan_after_collection(cluster)
     no_lost_job(cluster)

@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+import psycopg
 from house import House, wait_for
+from servers import postgres as postgres_server
 from servers import redis as redis_server
+from servers import s3 as s3_server
+from servers.faults import FaultProxy, Schedule
 
 from aerie_api.broker import BrokerAway, CeleryBroker, Ring
+from eagle3_core.objects.location import store_at
+from eagle3_core.objects.protocol import ObjectStore
 
 QUEUES = ("prep", "extract", "train", "evaluate")
 LEASE_S = 12.0
@@ -67,8 +71,11 @@ class Processes:
         """They end with the house."""
 
     def environment(self) -> Mapping[str, str]:
-        """Short leases and quick retries."""
-        return {"AERIE_LEASE_S": f"{LEASE_S}", "AERIE_MAX_LOSSES": "100", "AERIE_RETRY_MAX_S": "2"}
+        """Short leases, quick retries, and a garbage collector that takes at once whatever it may."""
+        return {
+            "AERIE_LEASE_S": f"{LEASE_S}", "AERIE_MAX_LOSSES": "100", "AERIE_RETRY_MAX_S": "2",
+            "AERIE_COLLECT_INTERVAL_S": "2", "AERIE_COLLECT_GRACE_S": "0", "AERIE_CHECKPOINT_GRACE_S": "0",
+        }  # fmt: skip
 
     def blows(self) -> list[Blow]:
         """Death, a polite stop, and a worker that comes back from the dead."""
@@ -155,10 +162,10 @@ class Redis:
         return f"away for {seconds:.1f} s"
 
     def lose(self, _house: House, _rng: random.Random) -> str:
-        """Every ring that waits, and those that were taken and not acknowledged."""
+        """Every ring that waits."""
         with self._server.client() as client:
             lost = sum(int(client.llen(f"aerie:{queue}")) for queue in QUEUES)
-            client.delete(*(f"aerie:{queue}" for queue in QUEUES), "aerie:unacked", "aerie:unacked_index")
+            client.delete(*(f"aerie:{queue}" for queue in QUEUES))
         return f"lost {lost}"
 
     def double(self, house: House, rng: random.Random) -> str:
@@ -206,32 +213,115 @@ class Clock:
         return f"workers' clocks off by {seconds:+.0f} s"
 
 
-class Sqlite:
-    """The embedded database. It dies with the API; what lies in its file must not."""
+class Postgres:
+    """The database, killed as a machine that loses power, and the truth that a run is judged by."""
 
-    def __init__(self, house_folder: Path) -> None:
-        self._file = house_folder / "data" / "aerie.db"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server: postgres_server.Postgres | None = None
 
     def start(self) -> None:
-        """The API opens it."""
+        """Start it, with an empty database."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.server = postgres_server.start(self._folder)
+        self._url = self.server.database()
 
     def stop(self) -> None:
-        """The API closes it."""
+        """End it."""
+        if self.server is not None:
+            self.server.close()
 
     def environment(self) -> Mapping[str, str]:
-        """Nothing: it is the default."""
-        return {}
+        """Where it is."""
+        return {"AERIE_DATABASE_URL": self._url}
 
     def blows(self) -> list[Blow]:
-        """Killing the API is its power cut."""
-        return []
+        """A power cut, and a polite restart that ends every session."""
+        return [Blow("kill postgres", self.kill), Blow("restart postgres", self.restart)]
+
+    def kill(self, _house: House, _rng: random.Random) -> str:
+        """Every process of it by `kill -9`, and a start that has to recover."""
+        self._server.kill()
+        self._server.start()
+        return "killed and started again"
+
+    def restart(self, _house: House, _rng: random.Random) -> str:
+        """Whoever is connected is thrown out."""
+        self._server.stop()
+        self._server.start()
+        return "started again"
 
     def forget_results(self) -> None:
         """Empty the result cache, so that the next job runs every stage itself."""
-        with closing(sqlite3.connect(self._file, timeout=60)) as connection, connection:
-            connection.execute("DELETE FROM commits")
+        self._execute("DELETE FROM commits")
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """What the database itself says."""
-        with closing(sqlite3.connect(self._file, timeout=60)) as connection:
-            return connection.execute(query, values).fetchall()
+        return self._execute(query, *values).fetchall()
+
+    def _execute(self, query: str, *values: Any) -> psycopg.Cursor[Any]:
+        with self._server.connect(self._url.rpartition("/")[2]) as connection:
+            return connection.execute(query.encode(), values)
+
+    @property
+    def _server(self) -> postgres_server.Postgres:
+        assert self.server is not None
+        return self.server
+
+
+class Store:
+    """The object store, behind a proxy that can break what goes through it."""
+
+    FAULTS: ClassVar[dict[str, str]] = {
+        "slow_down": "503", "internal_error": "500", "reset": "reset", "half_upload": "half uploads",
+        "lost_answer": "lost answers", "half_answer": "half answers", "slow": "slow", "flip": "flipped bits",
+    }  # fmt: skip
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server: s3_server.OwnServer | None = None
+
+    def start(self) -> None:
+        """Start the server and the proxy, which breaks nothing yet."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.server = s3_server.own(self._folder)
+        self.proxy = FaultProxy(self.server.port, Schedule(0, share=0.0)).__enter__()
+
+    def stop(self) -> None:
+        """End both."""
+        if self.server is not None:
+            self.proxy.__exit__()
+            self.server.stop()
+
+    def environment(self) -> Mapping[str, str]:
+        """Where it is, through the proxy, and the keys to it."""
+        return {"AERIE_STORE": self._server.url("chaos", self.proxy.endpoint), **self._server.environment}
+
+    def blows(self) -> list[Blow]:
+        """Answers that fail in every way, and a server that dies."""
+        faults = [
+            Blow(f"store {name}", lambda house, rng, kind=kind: self.break_some(house, rng, kind))
+            for kind, name in self.FAULTS.items()
+        ]
+        return [*faults, Blow("restart store", self.restart)]
+
+    def break_some(self, _house: House, rng: random.Random, kind: str) -> str:
+        """Break the next requests by `kind`, each at most twice in a row."""
+        count = rng.randint(3, 20)
+        self.proxy.schedule = Schedule(rng.randrange(1 << 30), [kind], share=0.7, limit=2, most=count)
+        return f"the next {count}"
+
+    def restart(self, _house: House, _rng: random.Random) -> str:
+        """Killed and started again."""
+        self._server.kill()
+        self._server.start()
+        return "killed and started again"
+
+    def opened(self) -> ObjectStore:
+        """The store itself, beside the proxy, for a look at what lies in it."""
+        return store_at(self._server.url("chaos"), environment=self._server.environment)
+
+    @property
+    def _server(self) -> s3_server.OwnServer:
+        assert self.server is not None
+        return self.server

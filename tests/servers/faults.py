@@ -20,6 +20,8 @@ from typing import Any
 
 BROKEN = ("slow_down", "internal_error", "reset", "half_upload", "lost_answer", "half_answer", "silence", "flip")
 CHUNK = 1 << 16
+SLOW_S = 2.0
+"""What a `slow` answer takes longer: nothing is broken, and nobody should give up."""
 _ERRORS = {
     "slow_down": (503, "SlowDown"),
     "internal_error": (500, "InternalError"),
@@ -30,8 +32,11 @@ _ERRORS = {
 class Schedule:
     """Which request is broken, and how: the same for the same seed and the same order of requests."""
 
-    def __init__(self, seed: int, kinds: Collection[str] = BROKEN, share: float = 0.4, limit: int = 2) -> None:
-        self._random = random.Random(seed)
+    def __init__(
+        self, seed: int, kinds: Collection[str] = BROKEN, share: float = 0.4, limit: int = 2, most: int | None = None
+    ) -> None:
+        """Break a `share` of requests, one at most `limit` times in a row, `most` times in all."""
+        self._random, self._left = random.Random(seed), most
         self._kinds, self._share, self._limit = sorted(kinds), share, limit
         self._in_a_row: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -43,8 +48,10 @@ class Schedule:
         """How `request` is broken, or None."""
         with self._lock:
             kind = self._random.choice(self._kinds) if self._random.random() < self._share else None
-            if not self.on or self._in_a_row[request] >= self._limit:
+            if not self.on or self._left == 0 or self._in_a_row[request] >= self._limit:
                 kind = None
+            if kind and self._left is not None:
+                self._left -= 1
             self._in_a_row[request] = self._in_a_row[request] + 1 if kind else 0
             self.done[kind or "passed"] += 1
             return kind
@@ -131,6 +138,8 @@ class FaultProxy:
             return None
         if kind == "reset":
             return _reset(out)
+        if kind == "slow":
+            await asyncio.sleep(SLOW_S)  # the fault itself
         server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             to_server.write(request.head)

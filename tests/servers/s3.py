@@ -144,6 +144,13 @@ class GivenServer(S3Server):
         return f"s3://{parts.netloc}{path}?" + "&".join(f"{name}={value}" for name, value in asked.items())
 
 
+def own(folder: Path) -> OwnServer:
+    """A running server of the kind that tests take first."""
+    server = OwnServer(kinds()[0], folder)
+    server.start()
+    return server
+
+
 def start(kind: str, folder: Path, **options: bool) -> S3Server:
     """A running server of `kind`."""
     if kind == "given":
