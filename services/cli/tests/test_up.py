@@ -232,6 +232,15 @@ def test_the_help_says_how_workers_and_threads_are_chosen(offline):
         assert "the cores shared out among the workers" in told
 
 
+def test_a_store_that_is_named_is_the_houses(tmp_path, monkeypatch):
+    monkeypatch.delenv("AERIE_STORE", raising=False)
+    house = House(tmp_path, 0, 2, 3, lambda _: None)
+
+    assert house.environment()["AERIE_STORE"] == (tmp_path / "objects").as_uri()
+    monkeypatch.setenv("AERIE_STORE", "s3://states/a")
+    assert house.environment()["AERIE_STORE"] == "s3://states/a"
+
+
 def test_workers_are_told_their_threads(tmp_path):
     assert House(tmp_path, 0, 2, 3, lambda _: None).environment()["AERIE_THREADS"] == "3"
 

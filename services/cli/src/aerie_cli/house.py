@@ -151,7 +151,7 @@ class House:
             **os.environ,
             "AERIE_RUN_DIR": str(self.folder / "run"),
             "AERIE_DATA_DIR": str(self.folder / "data"),
-            "AERIE_STORE": (self.folder / "objects").as_uri(),
+            "AERIE_STORE": os.environ.get("AERIE_STORE") or (self.folder / "objects").as_uri(),
             "AERIE_SCRATCH": str(self.folder / "scratch"),
             "AERIE_CACHE": str(cache_folder()),
             "AERIE_WORKER_TOKEN_FILE": str(self.folder / "run" / "worker.token"),
