@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -77,8 +78,8 @@ class House:
         return wait_for(f"an answer to {method} {path}", answer)
 
     def post(self, job: dict[str, Any]) -> str:
-        """Post a job and return its id."""
-        response = self.request("POST", "/jobs", json=job)
+        """Post a job and return its id; posted again where the answer does not come, it is still one job."""
+        response = self.request("POST", "/jobs", json=job, headers={"Idempotency-Key": secrets.token_hex(16)})
         assert response.status_code == 202, response.text
         return str(response.json()["id"])
 
