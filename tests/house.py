@@ -79,7 +79,13 @@ class House:
 
     def post(self, job: dict[str, Any]) -> str:
         """Post a job and return its id; posted again where the answer does not come, it is still one job."""
-        response = self.request("POST", "/jobs", json=job, headers={"Idempotency-Key": secrets.token_hex(16)})
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+
+        def answer() -> httpx.Response | None:
+            response = self.request("POST", "/jobs", json=job, headers=key)
+            return None if '"idempotency.in_flight"' in response.text else response
+
+        response = wait_for("an answer to the job", answer)
         assert response.status_code == 202, response.text
         return str(response.json()["id"])
 
