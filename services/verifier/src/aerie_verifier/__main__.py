@@ -1,0 +1,47 @@
+"""`aerie-verifier CONFIG.json`: run one SGLang server in the foreground, until it ends or is told to."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from aerie_verifier.launcher import Server, ServerConfig
+from eagle3_core.errors import AerieError, InvalidRequest
+
+
+def read(path: Path) -> ServerConfig:
+    """The configuration in the JSON file `path`. Raises InvalidRequest that names the field."""
+    try:
+        return ServerConfig.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InvalidRequest(f"{path}: {error}", remedy="docs/sglang.md lists the fields") from None
+
+
+def main() -> int:
+    """Start the server, say where it serves, stay until it is over. Exit status 0 when it was stopped, 1 when it failed."""
+    parser = argparse.ArgumentParser(prog="aerie-verifier", description=__doc__)
+    parser.add_argument("config", type=Path, help="JSON file with the fields of ServerConfig")
+    parser.add_argument("--log", type=Path, default=Path("aerie-verifier.log"), help="file for the engine's output")
+    asked = parser.parse_args()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        with Server(read(asked.config), asked.log) as server:
+            sys.stdout.write(f"{server.url}\n")
+            sys.stdout.flush()
+            while not ended.wait(1):
+                server.check()
+    except AerieError as error:
+        sys.stderr.write(error.text() + "\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The hook where requests come in and answers go out: a request for hidden states is admitted, and answered by a receipt.
+
+Admitted is one prompt and one token of answer: the states of a prefill are what is captured. Each such request gets a
+cache key of its own, so no prefix cache can hold any of its tokens. Its answer waits until the states lie in the sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from aerie_verifier.config import CaptureConfig
+from aerie_verifier.mailbox import Mailbox
+from eagle3_core.errors import AerieError
+
+RECEIPT_FIELD = "aerie_receipt"
+"""Field of an answer's `meta_info` that holds the receipt."""
+REQUEST_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,127}")
+
+
+class CaptureRefused(AerieError):
+    """This request for hidden states cannot be carried out."""
+
+    code, status = "capture.request", 400
+
+
+class CaptureMissing(AerieError):
+    """The engine answered, but its states did not reach the sink."""
+
+    code, status, retryable = "capture.missing", 500, True
+
+
+def refuse(error: AerieError) -> NoReturn:
+    """Answer with `error`: the status is its own, the message is its problem document."""
+    from fastapi import HTTPException
+
+    raise HTTPException(error.status, json.dumps(error.problem()))
+
+
+def check(request: Any) -> None:
+    """Raise CaptureRefused unless `request` is one prompt with an answer of one token."""
+    wrong: str | None = None
+    params = request.sampling_params if request.sampling_params is not None else {}
+    if request.return_hidden_states is not True:
+        wrong = f"return_hidden_states is {request.return_hidden_states!r}, a capturing server knows true and false"
+    elif _is_batch(request):
+        wrong = "the request holds several prompts"
+    elif not isinstance(params, dict) or params.get("n", 1) != 1 or params.get("max_new_tokens") != 1:
+        wrong = "sampling_params must ask for one answer of max_new_tokens 1"
+    elif request.stream:
+        wrong = "the answer to a capture is not streamed"
+    elif request.rid is not None and not (isinstance(request.rid, str) and REQUEST_ID.fullmatch(request.rid)):
+        wrong = f"rid {request.rid!r:.80} can be no part of a key"
+    if wrong is not None:
+        raise CaptureRefused(wrong, remedy='send one prompt with "sampling_params": {"max_new_tokens": 1}')
+
+
+def _is_batch(request: Any) -> bool:
+    ids = request.input_ids
+    return isinstance(request.text, list) or bool(ids and isinstance(ids[0], list))
+
+
+@dataclass
+class FrontDoor:
+    """Capture in the process that answers requests."""
+
+    config: CaptureConfig
+    mailbox: Mailbox
+
+    def generate(self, original: Any, manager: Any, request: Any, http: Any = None) -> AsyncIterator[Any]:
+        """The answers to `request`; the engine's own where no states are asked for."""
+        if getattr(request, "return_hidden_states", False) is False:
+            return original(manager, request, http)
+        return self._capture(original, manager, request, http)
+
+    async def _capture(self, original: Any, manager: Any, request: Any, http: Any) -> AsyncIterator[Any]:
+        try:
+            check(request)
+        except CaptureRefused as error:
+            refuse(error)
+        request.rid = request.rid or uuid.uuid4().hex
+        request.extra_key = f"{request.extra_key or ''}aerie-{uuid.uuid4().hex}"
+        coming = self.mailbox.expect(request.rid)
+        try:
+            async for answer in original(manager, request, http):
+                yield await self._with_receipt(answer, coming)
+        finally:
+            self.mailbox.forget(request.rid)
+
+    async def _with_receipt(self, answer: dict[str, Any], coming: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        meta: dict[str, Any] = answer["meta_info"]
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            return answer
+        if meta.pop("hidden_states", None):
+            refuse(
+                CaptureMissing("the engine sent hidden states itself", remedy="its hooks are not attached: restart it")
+            )
+        try:
+            message = await asyncio.wait_for(coming, self.config.receipt_s)
+        except TimeoutError:
+            wait = f"no receipt came within {self.config.receipt_s:g} s"
+            refuse(CaptureMissing(wait, remedy="look at the sink and at the engine's log, then send the request again"))
+        if problem := message.get("problem"):
+            refuse(AerieError.from_problem(problem))
+        return {**answer, "meta_info": {**meta, RECEIPT_FIELD: message["receipt"]}}

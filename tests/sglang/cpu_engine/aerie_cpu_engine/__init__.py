@@ -1,0 +1,82 @@
+"""For tests only: teaches SGLang's plain PyTorch attention what its CPU engine lacks.
+
+Three things: attention over a drafted chain when it is verified, one attention per draft step, and latent attention
+(DeepSeek, Kimi) in its absorbed form. Attached through the same official hooks as the product's own plug-in.
+"""
+
+import os
+
+ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
+
+
+def verify_chain(original, self, q, k, v, layer, batch, *args, **options):
+    """A verify pass extends every request by its drafted tokens."""
+    if not batch.forward_mode.is_target_verify():
+        return original(self, q, k, v, layer, batch, *args, **options)
+    import torch
+
+    count = batch.spec_info.draft_token_num
+    saved = batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens
+    lengths = saved[0]
+    batch.seq_lens, batch.extend_prefix_lens = lengths + count, lengths
+    batch.extend_seq_lens = torch.full_like(lengths, count)
+    try:
+        return original(self, q, k, v, layer, batch, *args, **options)
+    finally:
+        batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens = saved
+
+
+def draft_backends(self, name, backends, *args, **options):
+    """Offer the plain attention to the drafter, once for each of its steps."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    class Step(TorchNativeAttnBackend):
+        step = 0
+
+        def forward_decode(self, q, k, v, layer, batch, *args, **options):
+            lengths = batch.seq_lens
+            batch.seq_lens = lengths + self.step + 1
+            try:
+                return super().forward_decode(q, k, v, layer, batch, *args, **options)
+            finally:
+                batch.seq_lens = lengths
+
+    class Steps:
+        def __init__(self, runner, steps):
+            self.attn_backends = [Step(runner) for _ in range(steps - 1)]
+            for number, backend in enumerate(self.attn_backends):
+                backend.step = number
+
+        def init_forward_metadata(self, batch):
+            for backend in self.attn_backends:
+                backend.init_forward_metadata(batch)
+
+    def decode():
+        return "torch_native", Steps(self.draft_model_runner, self.speculative_num_steps)
+
+    def extend():
+        return "torch_native", TorchNativeAttnBackend(self.draft_model_runner)
+
+    chosen = decode if name == "decode_attention_backend" and options.get("stamps_children") else extend
+    return (self, name, {**backends, "torch_native": chosen}, *args), options
+
+
+def latent_attention(result, self, *args, **options):
+    """Latent attention runs on the plain attention in its absorbed form."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handler
+
+    handler.AttentionBackendRegistry.register("torch_native", lambda attention, batch: handler.AttnForwardMethod.MLA)
+    return result
+
+
+def register():
+    """Attach all of it where the CPU engine is asked for."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+    HookRegistry.register(runner, latent_attention, HookType.AFTER)
+    HookRegistry.register(ATTENTION, verify_chain, HookType.AROUND)
+    factory = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
+    HookRegistry.register(factory, draft_backends, HookType.BEFORE)
