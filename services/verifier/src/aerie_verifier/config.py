@@ -63,8 +63,9 @@ def read_config(environment: Mapping[str, str] = os.environ) -> CaptureConfig | 
     try:
         config = CaptureConfig.model_validate_json(text)
     except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise CaptureMisconfigured(
-            f"{VARIABLE} does not validate: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}",
+            f"{VARIABLE} does not validate: {faults}",
             remedy="start the server with aerie-verifier, which writes it, or unset it to turn capture off",
         ) from None
     if list(config.aux_layers) != sorted(set(config.aux_layers)):

@@ -30,7 +30,7 @@ from aerie_verifier import __version__
 from aerie_verifier.config import CaptureConfig, CaptureMisconfigured
 from aerie_verifier.gathering import CaptureIncomplete, Chunk, PromptStates
 from aerie_verifier.mailbox import Sender
-from aerie_verifier.writer import BackgroundWriter, Captured, Origin, failed
+from aerie_verifier.writer import BackgroundWriter, Captured, Origin, Tell, failed
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.location import store_at
 
@@ -65,6 +65,8 @@ class Capture:
     address: str
     targets: tuple[str, ...]
     """What must be hooked, by full name."""
+    tell: Tell | None = None
+    """Sends a request's outcome to the process that answers it."""
     writer: BackgroundWriter | None = None
     """None before the engine is confirmed, and on ranks that write nothing."""
     confirmed: bool = False
@@ -94,13 +96,14 @@ class Capture:
             )
         self.confirmed = True
         self.run = uuid.uuid4().hex[:12]
-        self.writer = self._writer() if _writes() else None
+        self.tell = Sender(self.address)
+        self.writer = self._writer(self.tell) if _writes() else None
 
-    def _writer(self) -> BackgroundWriter:
+    def _writer(self, tell: Tell) -> BackgroundWriter:
         config = self.config
         origin = Origin(config.aux_layers, config.final, engine_version(), __version__)
         return BackgroundWriter(
-            store_at(config.sink), origin, Sender(self.address),
+            store_at(config.sink), origin, tell,
             queue_bytes=config.queue_bytes, writers=config.writers, stall_s=config.stall_s,
         )  # fmt: skip
 
@@ -158,13 +161,15 @@ class Capture:
                 "the engine kept no final states beside the auxiliary ones", remedy="report this"
             )
         own = _as_it_is if getattr(result, "aerie_copied", False) else _own
+        if (tokens := sum(result.extend_input_len_per_req)) != len(aux):
+            raise CaptureMisconfigured(
+                f"a batch of {tokens} tokens came with states of {len(aux)}", remedy="report the engine's version"
+            )
         row = 0
         for req, start, count in zip(batch.reqs, batch.prefix_lens, result.extend_input_len_per_req, strict=True):
             rows = slice(row, row := row + count)
             if req.return_hidden_states is True:
                 self._take(req, start, Chunk(own(aux[rows]), own(final[rows])))
-        if row != len(aux):
-            raise CaptureMisconfigured(f"a batch of {row} tokens came with states of {len(aux)}", remedy="report this")
 
     def _take(self, req: Any, start: int, chunk: Chunk) -> None:
         states: PromptStates = req.__dict__.setdefault(STATES, PromptStates())
@@ -174,10 +179,11 @@ class Capture:
         del req.__dict__[STATES]
         ids = [int(token) for token in req.origin_input_ids]
         assert self.writer is not None
+        assert self.tell is not None
         try:
             parts = states.whole(len(ids))
         except CaptureIncomplete as error:
-            Sender(self.address)(failed(req.rid, error))
+            self.tell(failed(req.rid, error))
             return
         self.writer.submit(Captured(req.rid, f"captures/{self.run}/{req.rid}.safetensors", ids, parts))
 
