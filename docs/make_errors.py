@@ -11,7 +11,7 @@ import sys
 
 from eagle3_core.errors import error_types
 
-PACKAGES = ("eagle3_core", "aerie_api", "aerie_worker", "aerie_cli")
+PACKAGES = ("eagle3_core", "aerie_api", "aerie_worker", "aerie_cli", "aerie_verifier")
 HEAD = """# Error codes
 
 Made by `docs/make_errors.py`. Every error that the API, the command line or a job's `reason` shows carries one of these

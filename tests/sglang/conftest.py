@@ -37,7 +37,7 @@ def cpu_server(model: Path, log: Path, environment: dict[str, str] | None = None
     """A server on the CPU that has been started, and not waited for."""
     defaults = {
         "model": model, "device": "cpu", "dtype": "float32", "chunked_prefill_tokens": 64, "max_running_requests": 8,
-        "max_total_tokens": 16384, "engine_args": CPU_ARGS, "start_s": 300,
+        "max_total_tokens": 16384, "engine_args": CPU_ARGS, "start_s": 500,
     }  # fmt: skip
     return Server(
         ServerConfig.model_validate({**defaults, **options}), log, {**cpu_environment(), **(environment or {})}

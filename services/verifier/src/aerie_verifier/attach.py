@@ -69,7 +69,7 @@ def attach() -> None:
     capture.targets = tuple(hook.target for hook in hooks)
     for hook in hooks:
         _prove(hook)
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # pyright: ignore[reportMissingImports]
 
     for hook in hooks:
         HookRegistry.register(hook.target, hook.call, HookType[hook.kind])

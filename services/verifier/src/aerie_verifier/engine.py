@@ -77,7 +77,7 @@ class Capture:
 
     def confirm_layers(self, answer: Any, *, model: nn.Module, **options: Any) -> None:
         """Start capturing, if the engine is what the configuration says. Raises CaptureMisconfigured, LayersDiffer."""
-        from sglang.srt.plugins.hook_registry import HookRegistry
+        from sglang.srt.plugins.hook_registry import HookRegistry  # pyright: ignore[reportMissingImports]
 
         if loose := [target for target in self.targets if target not in HookRegistry._patched]:  # pyright: ignore[reportPrivateUsage]
             raise CaptureMisconfigured(
@@ -139,7 +139,7 @@ class Capture:
         if self.writer is None:
             out.hidden_states = out.last_hidden_states = None
             return
-        from sglang.srt.managers.utils import _async_d2h  # pyright: ignore[reportPrivateUsage]
+        from sglang.srt.managers.utils import _async_d2h  # pyright: ignore[reportPrivateUsage, reportMissingImports]
 
         result.aerie_copied = out.last_hidden_states.device.type != "cpu"
         out.last_hidden_states = _async_d2h(out.last_hidden_states)
@@ -199,6 +199,6 @@ def _as_it_is(rows: Tensor) -> Tensor:
 
 def _writes() -> bool:
     """Whether this process writes: residuals are whole on every tensor-parallel rank, so the first of each group does."""
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
 
     return get_parallel().attn_tp_rank == 0

@@ -135,7 +135,7 @@ class Server:
 
     def __init__(self, config: ServerConfig, log: Path, environment: Mapping[str, str] = os.environ) -> None:
         """Start the processes; `wait` until they serve. Their output goes to `log`."""
-        self.config, self.log = config, log
+        self.config, self.log, self._stopped = config, log, False
         self.port = config.port or free_port()
         command = [
             str(config.python), "-m", "eagle3_core.tether", str(os.getpid()),
@@ -228,7 +228,10 @@ class Server:
         )
 
     def stop(self) -> None:
-        """End the whole process group: first asked to, then killed."""
+        """End the whole process group: first asked to, then killed. Once is enough: its number may be another's later."""
+        if self._stopped:
+            return
+        self._stopped = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, number)
