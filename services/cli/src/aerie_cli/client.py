@@ -36,6 +36,12 @@ class BadUrl(AerieError):
     code, status = "api.url", 422
 
 
+class BadKeyFile(AerieError):
+    """The file of the API key cannot be read."""
+
+    code, status = "api.key_file", 422
+
+
 class Damaged(AerieError):
     """A download is not what its manifest says."""
 
@@ -58,6 +64,25 @@ def find_url(url: str | None, folder: Path) -> str:
             remedy=f"start one with `aerie up --dir {folder}`, or name one with --url",
         ) from None
     return checked_url(str(stated), str(place))
+
+
+def find_key(folder: Path) -> str | None:
+    """The API key: AERIE_API_KEY, the content of AERIE_API_KEY_FILE, or the first admin key of the house in `folder`.
+
+    Never an argument: arguments can be read by everybody on the machine. Raises BadKeyFile.
+    """
+    if given := os.environ.get("AERIE_API_KEY"):
+        return given.strip()
+    named = os.environ.get("AERIE_API_KEY_FILE")
+    place = Path(named) if named else folder / "run" / "admin.key"
+    try:
+        return place.read_text().strip() or None
+    except (OSError, ValueError) as error:
+        if named is None:
+            return None
+        raise BadKeyFile(
+            f"AERIE_API_KEY_FILE is {named}: {error}", remedy="name a file that holds an API key"
+        ) from None
 
 
 def checked_url(text: str, source: str) -> str:
@@ -93,11 +118,12 @@ def job_path(job_id: str, *rest: str) -> str:
 class Api:
     """Calls to one API."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None, key: str | None = None) -> None:
         self.url = url
         self._http = httpx.Client(
-            base_url=url, timeout=httpx.Timeout(TIMEOUT_S, connect=5.0), trust_env=False, transport=transport
-        )
+            base_url=url, timeout=httpx.Timeout(TIMEOUT_S, connect=5.0), trust_env=False, transport=transport,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+        )  # fmt: skip
 
     def __enter__(self) -> Api:
         """Itself; the connections are closed at the end."""
@@ -111,8 +137,8 @@ class Api:
 
     @classmethod
     def found(cls, url: str | None, folder: Path) -> Api:
-        """The API that the options and the environment name. Raises NotReachable, BadUrl."""
-        return cls(find_url(url, folder))
+        """The API that the options and the environment name. Raises NotReachable, BadUrl, BadKeyFile."""
+        return cls(find_url(url, folder), key=find_key(folder))
 
     def call(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None,

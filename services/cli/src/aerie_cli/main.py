@@ -11,6 +11,7 @@ from aerie_cli.bench import bench
 from aerie_cli.demo import demo
 from aerie_cli.download import download
 from aerie_cli.inspect import inspect
+from aerie_cli.keys import keys
 from aerie_cli.lifecycle import cancel, retry
 from aerie_cli.logs import logs
 from aerie_cli.plan import plan
@@ -47,4 +48,5 @@ def aerie(
 for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, retry, download):
     app.command(function.__name__)(function)
 app.add_typer(inspect, name="inspect")
+app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")
