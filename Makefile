@@ -6,7 +6,7 @@ UV := .venv/tools/bin/uv
 RUN := .venv/bin
 BENCHMARKS := $(filter-out rows test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup setup-sglang servers demo test test-fast test-sglang chaos lint bench clean lock
+.PHONY: help setup setup-sglang servers demo test test-fast test-sglang chaos openapi lint bench clean lock
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ test-sglang: setup-sglang ## against the real SGLang, on the CPU
 RUNS ?= 50
 chaos: setup servers ## jobs on a real cluster whose parts are killed, cut off and lied to: RUNS=50 SEED=0
 	@PYTHONPATH=tests $(RUN)/python -m chaos --runs $(RUNS) --seed $(or $(SEED),0)
+
+openapi: setup ## write docs/openapi.json again, once the change has been looked at
+	@$(RUN)/python -m aerie_api.openapi > docs/openapi.json
 
 lint: setup ## style, types, import contracts
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright

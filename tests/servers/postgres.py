@@ -26,7 +26,15 @@ from servers.process import ServerProcess, free_port
 
 USER = "aerie"
 NOBODY = 65534
-AS_NOBODY = "import os, sys; os.setgroups([]); os.setgid({0}); os.setuid({0}); os.execv(sys.argv[1], sys.argv[1:])"
+LAUNCH = """
+import os, sys
+from eagle3_core.tether import die_with
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid({nobody}), os.setuid({nobody})
+die_with({starter})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Ends with the tests, however they end; the tie is made last, because a change of user undoes it."""
 FAST = signal.SIGINT
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -72,7 +80,7 @@ class Postgres(ServerProcess):
 
     def __init__(self, folder: Path, programs: Path) -> None:
         as_root = os.geteuid() == 0
-        self._drop = [sys.executable, "-c", AS_NOBODY.format(NOBODY)] if as_root else []
+        launch = [sys.executable, "-c", LAUNCH.format(nobody=NOBODY, starter=os.getpid())]
         self._home = tempfile.TemporaryDirectory(prefix="aerie-postgres-")
         home = Path(self._home.name)
         self.password = secrets.token_urlsafe(16)
@@ -86,14 +94,14 @@ class Postgres(ServerProcess):
                 shutil.copytree(root, home / "programs", symlinks=True)
                 programs = home / "programs" / programs.relative_to(root)
         subprocess.run(
-            [*self._drop, str(programs / "initdb"), "-D", str(home / "data"), "-U", USER, "--auth=scram-sha-256",
+            [*launch, str(programs / "initdb"), "-D", str(home / "data"), "-U", USER, "--auth=scram-sha-256",
              f"--pwfile={home / 'password'}", "--encoding=UTF8", "--locale=C", "--no-sync"],
             check=True, stdout=subprocess.DEVNULL, cwd=home,
         )  # fmt: skip
         self.port = free_port()
         given = {**SETTINGS, "port": str(self.port), "unix_socket_directories": str(home)}
         options = itertools.chain.from_iterable(("-c", f"{name}={value}") for name, value in given.items())
-        command = [*self._drop, str(programs / "postgres"), "-D", str(home / "data"), *options]
+        command = [*launch, str(programs / "postgres"), "-D", str(home / "data"), *options]
         super().__init__("postgres", command, folder / "postgres.log", self._answers)
         self._numbers = itertools.count()
         self.start()

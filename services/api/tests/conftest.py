@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tenant_filter  # noqa: F401 - it watches every query of every test
 from fastapi.testclient import TestClient
 from servers.postgres import Postgres, start
 from sqlalchemy import inspect, make_url
 
 from aerie_api.app import create_app
+from aerie_api.auth import local
 from aerie_api.db import Database
 from aerie_api.house import House, Parts
+from aerie_api.jobs.service import JobService
 from aerie_api.leases.repository import UnitRepository
 from aerie_api.settings import Settings
 from eagle3_core.errors import AerieError
@@ -102,7 +105,9 @@ class Api:
             preflight=given.pop("preflight", fake_preflight), reduce=given.pop("reduce", fake_reduce), clock=self.clock,
             store=self.store, broker=given.pop("broker", None), reaper=given.pop("watched", False),
         )  # fmt: skip
-        self.settings = Settings(run_dir=folder / "run", data_dir=folder / "data", **{"retry_base_s": 10.0, **given})
+        self.settings = Settings(
+            run_dir=folder / "run", data_dir=folder / "data", **{"retry_base_s": 10.0, "keys_required": False, **given}
+        )
         self.app = create_app(self.settings, self.parts)
         self.http = TestClient(self.app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
 
@@ -112,6 +117,11 @@ class Api:
 
     def __exit__(self, *error: object) -> None:
         self.http.__exit__(None, None, None)
+
+    @property
+    def jobs(self) -> JobService:
+        """The service, for the user of an embedded house."""
+        return self.house.jobs.of(local())
 
     @property
     def house(self) -> House:

@@ -57,7 +57,7 @@ def test_the_first_result_under_a_key_wins(api, document):
     one.commit(unit, content="first")
     two.commit(other, content="second")
     with api.house.db.read() as session:
-        assert CommitRepository(session).find([unit.key])[unit.key].job_id == unit.job_id
+        assert CommitRepository(session, "default").find([unit.key])[unit.key].job_id == unit.job_id
     assert api.job(second["id"])["status"] == "running"
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import inspect, make_url, text
 from aerie_api import db as db_module
 from aerie_api.db import Database, downgrade, tell, upgrade
 from aerie_api.engines import DatabaseAway
+from aerie_api.jobs.service import JobService
 from aerie_api.settings import InvalidSettings, read_settings
 from aerie_api.tables import Base, Worker
 
@@ -41,8 +42,7 @@ def db(place: Any) -> Any:
 
 def differences(db: Database) -> list[Any]:
     with db.engine.connect() as connection:
-        options = {"compare_type": True, "compare_server_default": True}
-        return compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata)
+        return compare_metadata(MigrationContext.configure(connection), Base.metadata)
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_uses(db):
@@ -286,15 +286,15 @@ def test_two_jobs_of_one_name_cannot_be_posted_at_once(make_api, document):
 @only_postgres
 def test_a_request_that_lost_against_another_is_run_again(api, monkeypatch):
     job = api.post()
-    plain, failures = api.house.jobs.cancel, []
+    plain, failures = JobService.cancel, []
 
-    def meets_a_deadlock(*given: Any) -> Any:
+    def meets_a_deadlock(self: JobService, job_id: str) -> Any:
         if len(failures) < 2:
             failures.append(1)
             _end_in_a_deadlock(api.house.db)
-        return plain(*given)
+        return plain(self, job_id)
 
-    monkeypatch.setattr(api.house.jobs, "cancel", meets_a_deadlock)
+    monkeypatch.setattr(JobService, "cancel", meets_a_deadlock)
     assert api.http.post(f"/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
     assert len(failures) == 2
 

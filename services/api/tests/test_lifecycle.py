@@ -99,7 +99,7 @@ def test_a_job_says_why_it_waits(api, document):
     assert "no worker serves queue 'prep'" in api.job(first["id"])["why_queued"]
     api.worker().take()
     assert api.job(first["id"])["why_queued"] is None
-    assert api.job(second["id"])["why_queued"] == "1 older job first"
+    assert api.job(second["id"])["why_queued"] == "1 job of this tenant first"
 
 
 def test_logs_and_metrics_can_be_followed(api):
@@ -162,10 +162,10 @@ def test_artifacts_are_listed_and_read_by_manifest_only(api):
 def test_a_damaged_artifact_is_never_served_whole(api):
     job = api.post()
     api.worker().run()
-    entry, _ = api.house.artifacts.open(job["id"], "out.bin")
+    entry, _ = api.house.artifacts.open("default", job["id"], "out.bin")
     path = api.folder / "objects" / entry.key
     path.write_bytes(b"!" * entry.size)
-    _, pieces = api.house.artifacts.open(job["id"], "out.bin")
+    _, pieces = api.house.artifacts.open("default", job["id"], "out.bin")
     with pytest.raises(ObjectDamaged, match="hashes to"):
         next(pieces)
     path.write_bytes(b"short")

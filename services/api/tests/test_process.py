@@ -18,7 +18,7 @@ from aerie_api.db import Database, tell
 from aerie_api.engines import DatabaseInUse
 from aerie_api.house import WeakToken, worker_token
 from aerie_api.openapi import text
-from aerie_api.settings import InvalidSettings, RemoteBindRefused, Settings, read_settings
+from aerie_api.settings import InvalidSettings, PlainHttpRefused, RemoteBindRefused, Settings, read_settings
 from aerie_api.tables import Worker
 
 
@@ -90,13 +90,29 @@ def test_an_odd_setting_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "aerie.example"])
-def test_an_address_that_others_can_reach_must_be_asked_for(monkeypatch, host):
+def test_an_address_that_others_can_reach_asks_for_encryption_and_keys(monkeypatch, host):
     monkeypatch.setenv("AERIE_HOST", host)
-    with pytest.raises(RemoteBindRefused, match="other machines"):
+    with pytest.raises(PlainHttpRefused, match="clear text"):
         read_settings()
-    monkeypatch.setenv("AERIE_ALLOW_REMOTE", "1")
     monkeypatch.setenv("AERIE_ALLOW_PLAIN_HTTP", "1")
-    assert read_settings().host == host
+    assert read_settings().asks_for_keys
+    monkeypatch.setenv("AERIE_KEYS_REQUIRED", "0")
+    with pytest.raises(RemoteBindRefused, match="no API key"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AERIE_ALLOWED_HOSTS", "aerie.example"),
+        ("AERIE_ALLOW_PLAIN_HTTP", "1"),
+        ("AERIE_DATABASE_URL", "postgresql://aerie@db/aerie"),
+    ],
+)
+def test_only_the_embedded_house_needs_no_keys(monkeypatch, variable, value):
+    assert not read_settings().asks_for_keys
+    monkeypatch.setenv(variable, value)
+    assert read_settings().asks_for_keys
 
 
 def test_the_worker_token_is_made_once_and_private(tmp_path):
@@ -178,8 +194,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path):
     process = start(tmp_path, AERIE_HOST="0.0.0.0")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "settings.remote_bind" in said
-    assert "AERIE_ALLOW_REMOTE" in said
+    assert "AERIE_ALLOW_PLAIN_HTTP" in said
 
 
 def test_settings_with_defaults_are_loopback():

@@ -18,6 +18,7 @@ from aerie_api.internal import endpoints as worker_endpoints
 from aerie_api.jobs import endpoints as job_endpoints
 from aerie_api.settings import Settings
 from aerie_api.storage import endpoints as storage_endpoints
+from aerie_api.tenants import endpoints as tenant_endpoints
 from aerie_api.workers import endpoints as fleet_endpoints
 from eagle3_core.jobs.spec import JobSpec
 
@@ -50,10 +51,12 @@ def create_app(settings: Settings, parts: Parts | None = None, *, house: House |
     app.include_router(drafter_endpoints.router)
     app.include_router(fleet_endpoints.router)
     app.include_router(storage_endpoints.router)
+    app.include_router(tenant_endpoints.router)
     app.include_router(health.router)
     app.include_router(worker_endpoints.router)
     for router in (
         job_endpoints.router, drafter_endpoints.router, fleet_endpoints.router, storage_endpoints.router,
+        tenant_endpoints.router,
     ):  # fmt: skip
         app.include_router(router, prefix="/v1", include_in_schema=False)
     problems.install(app)

@@ -18,18 +18,23 @@ import time
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aerie_api.auth import CALLER, Caller
 from aerie_api.engines import unavailable, worth_repeating
 from aerie_api.problems import problem_response, unforeseen
 from aerie_api.settings import Settings, is_loopback
+from aerie_api.tenants.gate import Gate, TooManyRequests
 from eagle3_core.errors import AerieError
 
 logger = logging.getLogger("aerie_api.access")
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 WORKER_PREFIX = "/internal/"
+OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
+"""What anybody may ask."""
 MAX_ATTEMPTS = 5
 """Runs of one request whose transaction keeps losing against others."""
 
@@ -93,6 +98,7 @@ class Guards:
         try:
             self._check_origin(scope, headers)
             _check_text(scope)
+            await self._admit(scope, headers, answer)
             body = await self._body(scope, headers, receive)
             await self._serve(scope, receive, answer, body)
         except AerieError as error:
@@ -107,8 +113,32 @@ class Guards:
         finally:
             answer.log()
 
+    async def _admit(self, scope: Scope, headers: Headers, answer: _Answer) -> None:
+        """Find out who asks; workers show their tokens to the routes themselves."""
+        if scope["path"] in OPEN or scope["path"].startswith(WORKER_PREFIX):
+            return
+        gate: Gate = scope["app"].state.house.gate
+        try:
+            caller, verdict = await run_in_threadpool(
+                gate.admit, headers.get("authorization", ""), scope["aerie_request_id"]
+            )
+        except SQLAlchemyError as error:
+            if (told := unavailable(error)) is None:
+                raise
+            raise told from None
+        scope["aerie_caller"] = caller
+        if verdict is not None:
+            answer.extra = verdict.headers
+            if not verdict.allowed:
+                answer.extra["Retry-After"] = str(verdict.retry_after_s)
+                raise TooManyRequests(
+                    f"the key {caller.key_id} made more than {verdict.rate.per_minute:g} requests a minute",
+                    remedy=f"wait {verdict.retry_after_s} s; poll with If-None-Match, or read events as a stream",
+                )
+
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, body: bytes) -> None:
         """Have the request answered; again if its transaction was ended in favour of another one, which undid it whole."""
+        CALLER.set(scope.get("aerie_caller"))
         for attempt in itertools.count(1):
             try:
                 if scope["method"] == "HEAD":
@@ -231,6 +261,8 @@ class _Answer:
         self._request_id = request_id
         self._started = time.monotonic()
         self.status = 0
+        self.extra: dict[str, str] = {}
+        """Headers that the answer gets besides its own."""
 
     async def send(self, message: Message) -> None:
         """Pass a message on."""
@@ -238,6 +270,7 @@ class _Answer:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._request_id
+            headers.update(self.extra)
             headers.setdefault("Cache-Control", "no-store")
             headers.setdefault("X-Content-Type-Options", "nosniff")
         await self._send(message)
@@ -247,7 +280,9 @@ class _Answer:
         elapsed_ms = (time.monotonic() - self._started) * 1e3
         path = self._scope["path"].encode("unicode_escape").decode()[:512]
         method = self._scope["method"].encode("unicode_escape").decode()[:16]
-        logger.info("%s %s %d %.1f ms %s", method, path, self.status, elapsed_ms, self._request_id)
+        caller: Caller | None = self._scope.get("aerie_caller")
+        who = f"{caller.tenant}/{caller.key_id or 'local'}" if caller is not None else "-"
+        logger.info("%s %s %d %.1f ms %s %s", method, path, self.status, elapsed_ms, self._request_id, who)
 
 
 def _authority(origin: str) -> str:

@@ -35,6 +35,9 @@ from aerie_api.leases.vetting import Vetting
 from aerie_api.settings import Settings
 from aerie_api.storage.retention import Keeping
 from aerie_api.storage.service import StorageService
+from aerie_api.tenants.buckets import DatabaseBuckets, MemoryBuckets, Rate
+from aerie_api.tenants.gate import Gate
+from aerie_api.tenants.service import TenantService
 from aerie_api.workers.service import WorkerService
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
@@ -150,6 +153,10 @@ class House:
             Reaper(lambda: self.tend(self.storage.keep_order), settings.collect_interval_s),
             Reaper(lambda: self.tend(self.storage.room.watch), settings.room_interval_s),
         ]
+        self.tenants = TenantService(self.db, parts.clock)
+        buckets = DatabaseBuckets(self.db, parts.clock) if self.db.shared else MemoryBuckets(parts.clock)
+        rate = Rate(settings.rate_burst, settings.rate_per_minute) if settings.rate_per_minute else None
+        self.gate = Gate(self.db, buckets, rate, parts.clock, required=settings.asks_for_keys)
         self.reaper = Reaper(self.sweep, settings.reaper_interval_s)
         self.watched = parts.reaper
         """Whether the reaper is meant to run."""
@@ -161,6 +168,7 @@ class House:
 
     def open(self) -> None:
         """Begin: make good what the process's absence cost, then watch the leases."""
+        self.gate.make_first_key(self.settings.first_key_file)
         self.claims.extend_all()
         self.idempotency.forget_unanswered()
         if self.watched:

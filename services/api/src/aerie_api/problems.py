@@ -86,7 +86,7 @@ def problem_response(error: AerieError, request_id: str, headers: Mapping[str, s
     extra = dict(headers or {})
     if error.status == 401:
         extra["WWW-Authenticate"] = "Bearer"
-    if error.status in (429, 503):
+    if error.status in (429, 503) or error.retryable:
         extra.setdefault("Retry-After", "2")
     return JSONResponse(problem_document(error, request_id), error.status, extra, MEDIA_TYPE)
 

@@ -1,8 +1,8 @@
 """What the operator decides, read once from the environment (`AERIE_*`).
 
 Every value has a default that is safe on one machine: the loopback address, a free port, folders under `.aerie`.
-A bind that other machines could reach is refused unless it is asked for by name, because the embedded API knows
-no users: whoever reaches it can run jobs.
+What other machines could reach asks for API keys, and must be encrypted: the API has a certificate, or the operator says
+that a proxy in front of it does that. Only the embedded house, on the loopback address, lets its user in without a key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InvalidSettings(AerieError):
 
 
 class RemoteBindRefused(AerieError):
-    """The address would let other machines in, and nobody asked for that."""
+    """The address would let other machines in without API keys."""
 
     code, status = "settings.remote_bind", 422
 
@@ -58,8 +58,18 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port to listen on; 0 takes a free one and writes it to `run_dir/server.json`."""
 
-    allow_remote: bool = False
-    """Listen on an address that other machines can reach."""
+    keys_required: bool | None = None
+    """Turn away requests without an API key. null = yes, but for the embedded house: loopback, no proxy, SQLite."""
+
+    admin_key_file: Path | None = None
+    """File of the first admin key. What it holds becomes an admin key; if it is absent and there is no admin key yet,
+    one is made and written there. Default `run_dir/admin.key`."""
+
+    rate_per_minute: Annotated[float, Field(ge=0)] = 1200.0
+    """Requests that one API key may make in a minute, for long; 0 = as many as it likes."""
+
+    rate_burst: Annotated[int, Field(ge=1)] = 200
+    """Requests that one API key may make at once."""
 
     tls_cert: Path | None = None
     """PEM file of the server's certificate and its chain; with `tls_key` the API speaks https."""
@@ -183,7 +193,7 @@ class Settings(BaseSettings):
         return tuple(Path(p) for p in value.split(os.pathsep) if p) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _database_known(self) -> Settings:
+    def _consistent(self) -> Settings:
         _ = self.database
         return self
 
@@ -239,6 +249,19 @@ class Settings(BaseSettings):
             ) from None
 
     @property
+    def first_key_file(self) -> Path:
+        """Where the first admin key lies."""
+        return self.admin_key_file or self.run_dir / "admin.key"
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether a request without an API key is turned away."""
+        embedded = (
+            self.loopback and not self.allowed_hosts and not self.allow_plain_http and isinstance(self.database, Path)
+        )
+        return not embedded if self.keys_required is None else self.keys_required
+
+    @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the API."""
         return is_loopback(self.host)
@@ -262,10 +285,10 @@ def read_settings() -> Settings:
         first = error.errors()[0]
         name = "AERIE_" + "_".join(map(str, first["loc"] or ("database_url",))).upper()
         raise InvalidSettings(f"{name}: {first['msg']}", remedy=f"correct or unset {name}") from None
-    if not settings.loopback and not settings.allow_remote:
+    if not settings.loopback and not settings.asks_for_keys:
         raise RemoteBindRefused(
-            f"AERIE_HOST={settings.host} can be reached from other machines, and this API knows no users",
-            remedy="listen on 127.0.0.1, or set AERIE_ALLOW_REMOTE=1 behind a proxy that authenticates",
+            f"AERIE_HOST={settings.host} can be reached from other machines, which would need no API key",
+            remedy="listen on 127.0.0.1, or unset AERIE_KEYS_REQUIRED",
         )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         missing = "AERIE_TLS_KEY" if settings.tls_key is None else "AERIE_TLS_CERT"

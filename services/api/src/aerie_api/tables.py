@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 LIVING = ("queued", "running", "paused", "cancelling")
 _LIVING_SQL = text("status IN ('queued', 'running', 'paused', 'cancelling')")
+_QUEUED_SQL, _RUNNING_SQL = text("state = 'queued'"), text("state = 'running'")
 _OWED_SQL = text("state = 'queued' AND rung_at IS NULL")
 Document = dict[str, Any]
 
@@ -35,6 +36,8 @@ class Job(Base):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(64))
+    rank: Mapped[int] = mapped_column(default=0)
+    """Minus the priority that was asked for: of two jobs of a tenant the lower rank goes first."""
     status: Mapped[str] = mapped_column(String(16))
     stage: Mapped[str | None] = mapped_column(String(16))
     spec: Mapped[Document]
@@ -64,6 +67,7 @@ class StageRow(Base):
 
     __tablename__ = "stages"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
     position: Mapped[int]
     queue: Mapped[str] = mapped_column(String(16))
@@ -84,6 +88,8 @@ class Unit(Base):
     tenant: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     job_number: Mapped[int]
+    rank: Mapped[int] = mapped_column(default=0)
+    """Its job's."""
     stage: Mapped[str] = mapped_column(String(16))
     position: Mapped[int]
     queue: Mapped[str] = mapped_column(String(16))
@@ -126,6 +132,19 @@ class Unit(Base):
         Index("ix_units_lease", "state", "lease_expires_at"),
         Index("ix_units_worker", "worker_id"),
         Index("ix_units_owed", "not_before", sqlite_where=_OWED_SQL, postgresql_where=_OWED_SQL),
+        Index(
+            "ix_units_turn",
+            "tenant",
+            "queue",
+            "rank",
+            "job_number",
+            "position",
+            "unit_index",
+            sqlite_where=_QUEUED_SQL,
+            postgresql_where=_QUEUED_SQL,
+        ),
+        Index("ix_units_running", "tenant", "queue", sqlite_where=_RUNNING_SQL, postgresql_where=_RUNNING_SQL),
+        Index("ix_units_served", "tenant", "started_at"),
     )
 
 
@@ -135,10 +154,13 @@ class Attempt(Base):
     __tablename__ = "attempts"
     unit_id: Mapped[str] = mapped_column(ForeignKey("units.id", ondelete="CASCADE"), primary_key=True)
     fence: Mapped[int] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
     attempt: Mapped[int]
     token_hash: Mapped[str] = mapped_column(String(64))
     worker_id: Mapped[str] = mapped_column(String(128))
     incarnation: Mapped[str] = mapped_column(String(128))
+    gpus: Mapped[int] = mapped_column(default=0)
+    """How many its worker has; they count against the tenant's GPU-hours while it runs."""
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
     cause: Mapped[str | None] = mapped_column(String(16))
@@ -176,6 +198,7 @@ class Event(Base):
 
     __tablename__ = "events"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
     seq: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[float]
     type: Mapped[str] = mapped_column(String(32))
@@ -189,6 +212,7 @@ class LogRow(Base):
 
     __tablename__ = "logs"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
     seq: Mapped[int] = mapped_column(primary_key=True)
     stage: Mapped[str] = mapped_column(String(16))
     unit: Mapped[int]
@@ -203,6 +227,7 @@ class MetricRow(Base):
 
     __tablename__ = "metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
@@ -288,3 +313,69 @@ class DeletedObject(Base):
     key: Mapped[str] = mapped_column(String(1024), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     blake3: Mapped[str | None] = mapped_column(String(64))
+
+
+class Tenant(Base):
+    """Somebody whose jobs, data and drafters nobody else sees, and what they may use (null = as much as there is)."""
+
+    __tablename__ = "tenants"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[float]
+    weight: Mapped[float] = mapped_column(default=1.0)
+    """Share of the workers, relative to others that have work waiting."""
+    max_running_jobs: Mapped[int | None]
+    max_living_jobs: Mapped[int | None]
+    gpu_hours: Mapped[float | None]
+    """Of the last 30 days."""
+
+
+class ApiKey(Base):
+    """A key to the API. Of its secret only a hash is kept."""
+
+    __tablename__ = "api_keys"
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str] = mapped_column(String(64))
+    secret_hash: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[list[str]]
+    created_at: Mapped[float] = mapped_column(index=True)
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+
+
+class AuditEntry(Base):
+    """Somebody changed something."""
+
+    __tablename__ = "audit"
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    tenant: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str | None] = mapped_column(String(16))
+    """Null for the user of an embedded house."""
+    request_id: Mapped[str] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(32))
+    target: Mapped[str] = mapped_column(String(64))
+    data: Mapped[Document]
+
+    __table_args__ = (Index("ix_audit_tenant", "tenant", "number"), {"sqlite_autoincrement": True})
+
+
+class Usage(Base):
+    """What a tenant's attempts took, by the day on which they ended (days since the epoch)."""
+
+    __tablename__ = "usage"
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    day: Mapped[int] = mapped_column(primary_key=True)
+    unit_seconds: Mapped[float]
+    gpu_seconds: Mapped[float]
+
+
+class RateBucket(Base):
+    """What is left of a key's requests; used where several API processes share the database (see `tenants.buckets`)."""
+
+    __tablename__ = "rate_buckets"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tokens: Mapped[float]
+    at: Mapped[float]
+    allowed: Mapped[bool]

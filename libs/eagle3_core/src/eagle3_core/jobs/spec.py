@@ -50,6 +50,9 @@ class JobSpec(Section):
     training: Training = Training()
     evaluation: Evaluation
     resources: Resources = Resources()
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Of two waiting jobs of a tenant the one with the higher priority goes first. Takes nothing from other tenants."""
+
     metadata: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
         Field(max_length=16),

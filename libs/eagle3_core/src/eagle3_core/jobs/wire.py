@@ -184,6 +184,8 @@ class ClaimRequest(Message):
     """What the worker serves."""
     only: list[str] | None = None
     """What it asks for now, of `queues`; null = all."""
+    gpus: int = Field(default=0, ge=0, le=1024)
+    """GPUs that a unit has to itself while this worker runs it; they count against the tenant's GPU-hours."""
     wait_s: float = Field(default=20.0, ge=0, le=60)
 
 

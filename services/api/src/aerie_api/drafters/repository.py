@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from aerie_api.jobs.repository import TENANT
 from aerie_api.tables import Drafter
 
 
 class DrafterRepository:
     """Drafters of `tenant`, in one transaction."""
 
-    def __init__(self, session: Session, tenant: str = TENANT) -> None:
+    def __init__(self, session: Session, tenant: str) -> None:
         self.session = session
         self.tenant = tenant
 
@@ -23,6 +22,10 @@ class DrafterRepository:
     def named(self, name: str) -> Drafter | None:
         """The drafter called `name`."""
         return self.session.get(Drafter, (self.tenant, name))
+
+    def forget(self, job_id: str) -> None:
+        """Remove what the job `job_id` made."""
+        self.session.execute(delete(Drafter).where(Drafter.tenant == self.tenant, Drafter.job_id == job_id))
 
     def newest_first(self, limit: int, after: str | None = None) -> list[Drafter]:
         """Up to `limit` drafters, older than the one called `after`."""

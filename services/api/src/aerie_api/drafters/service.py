@@ -13,10 +13,10 @@ class DrafterService:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def list(self, limit: int, after: str | None) -> DrafterList:
+    def list(self, tenant: str, limit: int, after: str | None) -> DrafterList:
         """Up to `limit` drafters, newest first."""
         with self._db.read() as session:
-            rows = DrafterRepository(session).newest_first(limit + 1, after)
+            rows = DrafterRepository(session, tenant).newest_first(limit + 1, after)
         data = [
             Drafter(
                 name=row.name, job=row.job_id, digest=row.digest, verdict="pass" if row.verdict == "pass" else "fail",

@@ -39,9 +39,9 @@ class ArtifactService:
         self._store = store
         self._presign_s = presign_s
 
-    def list(self, job_id: str, prefix: str) -> ArtifactList:
+    def list(self, tenant: str, job_id: str, prefix: str) -> ArtifactList:
         """The files of a job's drafter; `prefix` is the path that they are served under."""
-        manifest = self._manifest(job_id)
+        manifest = self._manifest(tenant, job_id)
         files = manifest.files if manifest else []
         return ArtifactList(
             data=[
@@ -50,9 +50,9 @@ class ArtifactService:
             ]
         )
 
-    def open(self, job_id: str, name: str) -> tuple[FileEntry, Iterator[bytes]]:
+    def open(self, tenant: str, job_id: str, name: str) -> tuple[FileEntry, Iterator[bytes]]:
         """The file `name` and its bytes. Raises JobMissing, ArtifactMissing, ObjectMissing, ObjectDamaged."""
-        manifest = self._manifest(job_id)
+        manifest = self._manifest(tenant, job_id)
         entry = next((f for f in manifest.files if f.name == name), None) if manifest else None
         if entry is None:
             why = "lists no such file" if manifest else "does not exist yet: the job has not reached the end of package"
@@ -72,10 +72,10 @@ class ArtifactService:
             return None
         return self._store.download_url(entry.key, self._presign_s, entry.name.rpartition("/")[2])
 
-    def _manifest(self, job_id: str) -> Manifest | None:
+    def _manifest(self, tenant: str, job_id: str) -> Manifest | None:
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            units = UnitRepository(session).of_stage(job.id, "package")
+            job = JobRepository(session, tenant).get(job_id)
+            units = UnitRepository(session, tenant).of_stage(job.id, "package")
             done = next((u for u in units if u.state == UnitState.SUCCEEDED), None)
             ref = ManifestRef.model_validate(done.manifest) if done is not None else None
         return read_manifest(self._store, ref) if ref is not None else None

@@ -15,6 +15,7 @@ from aerie_api.drafters.schemas import AcceptanceLength
 from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageStatus
 from aerie_api.jobs.waiting import Fleet, why_waiting
 from aerie_api.leases.planner import stage_name
+from aerie_api.leases.turns import Quota
 from aerie_api.problems import Problem
 from aerie_api.tables import Job as JobRow
 from aerie_api.tables import StageRow, Unit
@@ -34,6 +35,8 @@ class Surroundings:
     jobs_ahead: int
     past_seconds: Mapping[str, float]
     """How long each stage took the last time it ran."""
+    quota: Quota | None = None
+    """How the tenant stands against its limits."""
 
 
 def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit], around: Surroundings) -> Job:
@@ -45,7 +48,7 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
     return Job(
         id=job.id, name=job.name, status=JobStatus(job.status), stage=stage_name(job.stage) if job.stage else None,
         stages=shown, created_at=job.created_at, started_at=job.started_at, finished_at=job.finished_at,
-        estimated_finish=_estimated_finish(job, shown, around), why_queued=why_waiting(job, units, around.fleet, around.jobs_ahead),
+        estimated_finish=_estimated_finish(job, shown, around), why_queued=why_waiting(job, units, around.fleet, around.jobs_ahead, around.quota),
         reason=Problem.model_validate(job.reason) if job.reason else None,
         verdict=figures.get("verdict"), reasons=figures.get("reasons"),
         acceptance_length=AcceptanceLength.model_validate(length) if length else None,

@@ -9,12 +9,15 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import FiniteFloat
 from starlette.concurrency import run_in_threadpool
 
+from aerie_api.auth import Reader, Writer
 from aerie_api.house import House, house_of
+from aerie_api.jobs.repository import Wanted
 from aerie_api.jobs.schemas import ArtifactList, AttemptList, EventList, Job, JobList, JobPlan, LogList, MetricList
 from aerie_api.jobs.stream import event_stream
-from eagle3_core.digests import digest_bytes
+from aerie_api.jobs.tags import matches
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.states import JobStatus
@@ -22,6 +25,8 @@ from eagle3_core.jobs.states import JobStatus
 router = APIRouter(tags=["jobs"])
 Inside = Annotated[House, Depends(house_of)]
 After = Annotated[int, Query(ge=0, le=1 << 53)]
+IfMatch = Annotated[str | None, Header()]
+"""The tag that the job must still have, else 412."""
 JOB_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -51,10 +56,14 @@ Posted = Annotated[tuple[Any, bytes], Depends(posted)]
 
 @router.post("/jobs", status_code=202, operation_id="create_job", response_model=Job, openapi_extra=JOB_BODY)
 def create_job(
-    request: Request, inside: Inside, body: Posted, idempotency_key: Annotated[str | None, Header()] = None
+    request: Request,
+    caller: Writer,
+    inside: Inside,
+    body: Posted,
+    idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Post a job. It is checked against verifier and data first; what is wrong with it is said here, not hours later."""
-    job, replayed = inside.jobs.create(body[0], body[1], idempotency_key)
+    job, replayed = inside.jobs.of(caller).create(body[0], body[1], idempotency_key)
     headers = {"Location": f"{request.url.path.rstrip('/')}/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -62,59 +71,70 @@ def create_job(
 
 
 @router.post("/jobs:plan", operation_id="plan_job", openapi_extra=JOB_BODY)
-def plan_job(inside: Inside, body: Posted) -> JobPlan:
+def plan_job(caller: Reader, inside: Inside, body: Posted) -> JobPlan:
     """Say what a job would do, and what of it is known already. Nothing is stored."""
-    return inside.jobs.plan(body[0])
+    return inside.jobs.of(caller).plan(body[0])
 
 
 @router.get("/jobs", operation_id="list_jobs")
 def list_jobs(
+    caller: Reader,
     inside: Inside,
     status: Annotated[list[JobStatus] | None, Query()] = None,
+    name: Annotated[str | None, Query(max_length=64)] = None,
+    stage: StageName | None = None,
+    created_after: FiniteFloat | None = None,
+    created_before: FiniteFloat | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> JobList:
-    """Jobs, newest first."""
-    return inside.jobs.list(status or [], after, limit)
+    """Jobs, newest first; those that match every filter that is given."""
+    wanted = Wanted(status or [], name, stage, created_after, created_before)
+    return inside.jobs.of(caller).list(wanted, after, limit)
 
 
 @router.get("/jobs/{job_id}", operation_id="get_job", response_model=Job, responses={304: {"description": "Unchanged"}})
-def get_job(job_id: str, inside: Inside, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+def get_job(
+    job_id: str, caller: Reader, inside: Inside, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
     """One job. Its ETag changes with it: ask with If-None-Match to get 304 while nothing happened."""
-    job, version = inside.jobs.get(job_id)
-    body = job.model_dump_json().encode()
-    tag = f'"{version}.{digest_bytes(body)[:16]}"'
+    job, tag = inside.jobs.of(caller).get(job_id)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if not job.status.terminal:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
-    if tag in known or "*" in known:
+    if if_none_match is not None and matches(if_none_match, tag):
         return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(job.model_dump_json().encode(), headers=headers, media_type="application/json")
+
+
+@router.delete("/jobs/{job_id}", status_code=204, operation_id="delete_job", response_class=Response)
+def delete_job(job_id: str, caller: Writer, inside: Inside, if_match: IfMatch = None) -> None:
+    """Remove a job that has ended, with its events, logs, curves and drafter. Results that other jobs reuse stay."""
+    inside.jobs.of(caller, if_match).delete(job_id)
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202, operation_id="cancel_job")
-def cancel_job(job_id: str, inside: Inside) -> Job:
+def cancel_job(job_id: str, caller: Writer, inside: Inside, if_match: IfMatch = None) -> Job:
     """Stop a living job. It is `cancelling` until the last of its units has stopped."""
-    return inside.jobs.cancel(job_id)
+    return inside.jobs.of(caller, if_match).cancel(job_id)
 
 
 @router.post("/jobs/{job_id}/pause", status_code=202, operation_id="pause_job")
-def pause_job(job_id: str, inside: Inside) -> Job:
+def pause_job(job_id: str, caller: Writer, inside: Inside, if_match: IfMatch = None) -> Job:
     """Let a living job wait. Its running units save and give their place back; nothing is lost."""
-    return inside.jobs.pause(job_id)
+    return inside.jobs.of(caller, if_match).pause(job_id)
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202, operation_id="resume_job")
-def resume_job(job_id: str, inside: Inside) -> Job:
+def resume_job(job_id: str, caller: Writer, inside: Inside, if_match: IfMatch = None) -> Job:
     """Let a paused job go on from where it stood."""
-    return inside.jobs.resume(job_id)
+    return inside.jobs.of(caller, if_match).resume(job_id)
 
 
 @router.post("/jobs/{job_id}/retry", status_code=202, operation_id="retry_job")
-def retry_job(job_id: str, inside: Inside) -> Job:
+def retry_job(job_id: str, caller: Writer, inside: Inside, if_match: IfMatch = None) -> Job:
     """Take a failed or cancelled job up again where it stopped; what it has is kept."""
-    return inside.jobs.retry(job_id)
+    return inside.jobs.of(caller, if_match).retry(job_id)
 
 
 @router.get(
@@ -129,6 +149,7 @@ def retry_job(job_id: str, inside: Inside) -> Job:
 async def list_events(
     job_id: str,
     request: Request,
+    caller: Reader,
     inside: Inside,
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
@@ -137,14 +158,15 @@ async def list_events(
     """What happened to a job: a list, or with `Accept: text/event-stream` as it happens."""
     if "text/event-stream" in request.headers.get("accept", ""):
         seen = int(last_event_id) if last_event_id and re.fullmatch(r"[0-9]{1,15}", last_event_id) else after
-        return await event_stream(inside.reading, inside.news, job_id, seen)
-    page = await run_in_threadpool(inside.reading.events, job_id, after, limit)
+        return await event_stream(inside.reading, inside.news, caller.tenant, job_id, seen)
+    page = await run_in_threadpool(inside.reading.events, caller.tenant, job_id, after, limit)
     return JSONResponse(page.model_dump(mode="json"))
 
 
 @router.get("/jobs/{job_id}/logs", operation_id="list_logs")
 def list_logs(
     job_id: str,
+    caller: Reader,
     inside: Inside,
     stage: StageName | None = None,
     unit: Annotated[int | None, Query(ge=0, le=1 << 31)] = None,
@@ -153,12 +175,13 @@ def list_logs(
     limit: Annotated[int, Query(ge=1, le=10000)] = 1000,
 ) -> LogList:
     """What the stages said: the lines after a number, or the last `tail` ones."""
-    return inside.reading.logs(job_id, stage=stage, unit=unit, after=after, tail=tail, limit=limit)
+    return inside.reading.logs(caller.tenant, job_id, stage=stage, unit=unit, after=after, tail=tail, limit=limit)
 
 
 @router.get("/jobs/{job_id}/metrics", operation_id="list_metrics")
 def list_metrics(
     job_id: str,
+    caller: Reader,
     inside: Inside,
     name: Annotated[list[str] | None, Query()] = None,
     stage: StageName | None = None,
@@ -166,19 +189,19 @@ def list_metrics(
     limit: Annotated[int, Query(ge=1, le=100000)] = 20000,
 ) -> MetricList:
     """Curves: loss, learning rate and whatever else the stages measured."""
-    return inside.reading.metrics(job_id, name or [], stage, since_step, limit)
+    return inside.reading.metrics(caller.tenant, job_id, name or [], stage, since_step, limit)
 
 
 @router.get("/jobs/{job_id}/attempts", operation_id="list_attempts")
-def list_attempts(job_id: str, inside: Inside) -> AttemptList:
+def list_attempts(job_id: str, caller: Reader, inside: Inside) -> AttemptList:
     """Who tried which unit, and how each attempt ended."""
-    return inside.reading.attempts(job_id)
+    return inside.reading.attempts(caller.tenant, job_id)
 
 
 @router.get("/jobs/{job_id}/artifacts", operation_id="list_artifacts")
-def list_artifacts(job_id: str, request: Request, inside: Inside) -> ArtifactList:
+def list_artifacts(job_id: str, request: Request, caller: Reader, inside: Inside) -> ArtifactList:
     """The files of the finished drafter."""
-    return inside.artifacts.list(job_id, request.url.path.rstrip("/"))
+    return inside.artifacts.list(caller.tenant, job_id, request.url.path.rstrip("/"))
 
 
 @router.get(
@@ -188,12 +211,12 @@ def list_artifacts(job_id: str, request: Request, inside: Inside) -> ArtifactLis
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The file"}},
 )
 def get_artifact(
-    job_id: str, name: str, inside: Inside, if_none_match: Annotated[str | None, Header()] = None
+    job_id: str, name: str, caller: Reader, inside: Inside, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """One file of the finished drafter; `X-Content-BLAKE3` is its digest."""
-    entry, pieces = inside.artifacts.open(job_id, name)
+    entry, pieces = inside.artifacts.open(caller.tenant, job_id, name)
     headers = {"ETag": f'"{entry.blake3}"', "X-Content-BLAKE3": entry.blake3, "Cache-Control": "private, immutable"}
-    if if_none_match and headers["ETag"] in if_none_match:
+    if if_none_match is not None and matches(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     headers["Content-Length"] = str(entry.size)
     headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}"

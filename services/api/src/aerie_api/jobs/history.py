@@ -37,7 +37,16 @@ class History:
         job.version += 1
         said = sayable(message[:MAX_LINE_CHARS])
         self.session.add(
-            Event(job_id=job.id, seq=job.event_seq, at=at, type=kind, level=level, message=said, data=sayable(data))
+            Event(
+                job_id=job.id,
+                tenant=job.tenant,
+                seq=job.event_seq,
+                at=at,
+                type=kind,
+                level=level,
+                message=said,
+                data=sayable(data),
+            )
         )
         tell(self.session, "news")
 
@@ -53,7 +62,7 @@ class History:
             at = line.at if math.isfinite(line.at) else now
             self.session.add(
                 LogRow(
-                    job_id=job.id, seq=job.log_seq, stage=unit.stage, unit=unit.index, attempt=unit.attempt, at=at,
+                    job_id=job.id, tenant=job.tenant, seq=job.log_seq, stage=unit.stage, unit=unit.index, attempt=unit.attempt, at=at,
                     level=line.level, text=text,
                 )
             )  # fmt: skip
@@ -68,7 +77,7 @@ class History:
             self.log(job, unit, [LogLine(at=now, level="warning", text=text)], now)
         rows = {
             (m.name[:MAX_NAME_CHARS], m.step): {
-                "job_id": job.id, "stage": unit.stage, "name": m.name[:MAX_NAME_CHARS], "step": m.step,
+                "job_id": job.id, "tenant": job.tenant, "stage": unit.stage, "name": m.name[:MAX_NAME_CHARS], "step": m.step,
                 "unit": unit.index, "value": m.value if math.isfinite(m.value) else None, "at": now,
             }
             for m in kept
@@ -79,16 +88,20 @@ class History:
             keys = ["job_id", "stage", "name", "step", "unit"]
             self.session.execute(statement.on_conflict_do_update(index_elements=keys, set_=new), list(rows.values()))
 
-    def events(self, job_id: str, after: int, limit: int) -> list[Event]:
+    def events(self, job: Job, after: int, limit: int) -> list[Event]:
         """Up to `limit` events with a number above `after`, in order."""
-        query = select(Event).where(Event.job_id == job_id, Event.seq > after).order_by(Event.seq)
+        query = (
+            select(Event)
+            .where(Event.tenant == job.tenant, Event.job_id == job.id, Event.seq > after)
+            .order_by(Event.seq)
+        )
         return list(self.session.scalars(query.limit(limit)))
 
     def lines(
-        self, job_id: str, *, stage: str | None, unit: int | None, after: int, tail: int | None, limit: int
+        self, job: Job, *, stage: str | None, unit: int | None, after: int, tail: int | None, limit: int
     ) -> list[LogRow]:
         """Lines with a number above `after`: the first `limit`, or the last `tail`; in order."""
-        query = select(LogRow).where(LogRow.job_id == job_id, LogRow.seq > after)
+        query = select(LogRow).where(LogRow.tenant == job.tenant, LogRow.job_id == job.id, LogRow.seq > after)
         if stage is not None:
             query = query.where(LogRow.stage == stage)
         if unit is not None:
@@ -97,11 +110,10 @@ class History:
             return list(self.session.scalars(query.order_by(LogRow.seq.desc()).limit(tail)))[::-1]
         return list(self.session.scalars(query.order_by(LogRow.seq).limit(limit)))
 
-    def curve(
-        self, job_id: str, names: Iterable[str], stage: str | None, since_step: int, limit: int
-    ) -> list[MetricRow]:
+    def curve(self, job: Job, names: Iterable[str], stage: str | None, since_step: int, limit: int) -> list[MetricRow]:
         """Values with a step above `since_step`, ordered by stage, name, step."""
-        query = select(MetricRow).where(MetricRow.job_id == job_id, MetricRow.step > since_step)
+        query = select(MetricRow).where(MetricRow.tenant == job.tenant, MetricRow.job_id == job.id)
+        query = query.where(MetricRow.step > since_step)
         if names := list(names):
             query = query.where(MetricRow.name.in_(names))
         if stage is not None:

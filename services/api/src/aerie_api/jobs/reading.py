@@ -23,49 +23,51 @@ from eagle3_core.jobs.states import JobStatus
 
 
 class ReadingService:
-    """Reads what a job left behind. Every method raises JobMissing."""
+    """Reads what a job of a tenant left behind. Every method raises JobMissing."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def events(self, job_id: str, after: int, limit: int) -> EventList:
+    def events(self, tenant: str, job_id: str, after: int, limit: int) -> EventList:
         """Up to `limit` events with a number above `after`."""
-        return self.events_and_end(job_id, after, limit)[0]
+        return self.events_and_end(tenant, job_id, after, limit)[0]
 
-    def events_and_end(self, job_id: str, after: int, limit: int) -> tuple[EventList, bool]:
+    def events_and_end(self, tenant: str, job_id: str, after: int, limit: int) -> tuple[EventList, bool]:
         """The same, and whether nothing more can come unless a person asks."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            rows = History(session).events(job.id, after, limit + 1)
+            job = JobRepository(session, tenant).get(job_id)
+            rows = History(session).events(job, after, limit + 1)
             ended = JobStatus(job.status).terminal and len(rows) <= limit
         data = [_event(row) for row in rows[:limit]]
         last = data[-1].seq if data else after
         return EventList(data=data, has_more=len(rows) > limit, last_seq=last), ended
 
     def logs(
-        self, job_id: str, *, stage: str | None, unit: int | None, after: int, tail: int | None, limit: int
+        self, tenant: str, job_id: str, *, stage: str | None, unit: int | None, after: int, tail: int | None, limit: int
     ) -> LogList:
         """Lines of a job, of one stage or one unit: the first after a number, or the last ones."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
+            job = JobRepository(session, tenant).get(job_id)
             more = None if tail is not None else limit + 1
-            rows = History(session).lines(job.id, stage=stage, unit=unit, after=after, tail=tail, limit=more or limit)
+            rows = History(session).lines(job, stage=stage, unit=unit, after=after, tail=tail, limit=more or limit)
         shown = rows if tail is not None else rows[:limit]
         last = shown[-1].seq if shown else after
         return LogList(data=[_line(row) for row in shown], has_more=len(rows) > len(shown), last_seq=last)
 
-    def metrics(self, job_id: str, names: Sequence[str], stage: str | None, since_step: int, limit: int) -> MetricList:
+    def metrics(
+        self, tenant: str, job_id: str, names: Sequence[str], stage: str | None, since_step: int, limit: int
+    ) -> MetricList:
         """Values of curves with a step above `since_step`."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            rows = History(session).curve(job.id, names, stage, since_step, limit + 1)
+            job = JobRepository(session, tenant).get(job_id)
+            rows = History(session).curve(job, names, stage, since_step, limit + 1)
         return MetricList(data=[_point(row) for row in rows[:limit]], has_more=len(rows) > limit)
 
-    def attempts(self, job_id: str) -> AttemptList:
+    def attempts(self, tenant: str, job_id: str) -> AttemptList:
         """Who tried what, and how it ended."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            return AttemptList(data=[_attempt(*pair) for pair in UnitRepository(session).attempts(job.id)])
+            job = JobRepository(session, tenant).get(job_id)
+            return AttemptList(data=[_attempt(*pair) for pair in UnitRepository(session, tenant).attempts(job.id)])
 
 
 def _event(row: Event) -> JobEvent:

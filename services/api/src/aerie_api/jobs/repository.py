@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from aerie_api.tables import LIVING, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
-
-TENANT = "default"
-"""The one tenant until there are users; every query already asks for it."""
 
 
 class JobMissing(AerieError):
@@ -20,10 +18,21 @@ class JobMissing(AerieError):
     code, status = "job.missing", 404
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs a list holds. What is null does not matter."""
+
+    statuses: Sequence[str] = ()
+    name: str | None = None
+    stage: str | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+
+
 class JobRepository:
     """Jobs and stages of `tenant`, in one transaction."""
 
-    def __init__(self, session: Session, tenant: str = TENANT) -> None:
+    def __init__(self, session: Session, tenant: str) -> None:
         self.session = session
         self.tenant = tenant
 
@@ -63,28 +72,41 @@ class JobRepository:
         """The living job called `name`."""
         return self.session.scalar(self._jobs().where(Job.name == name, Job.status.in_(LIVING)))
 
-    def page(self, statuses: Sequence[str], after: str | None, limit: int) -> list[Job]:
+    def page(self, wanted: Wanted, after: str | None, limit: int) -> list[Job]:
         """Up to `limit` jobs, newest first, older than the job `after`. Raises JobMissing."""
         query = self._jobs().order_by(Job.number.desc()).limit(limit)
-        if statuses:
-            query = query.where(Job.status.in_(statuses))
+        if wanted.statuses:
+            query = query.where(Job.status.in_(wanted.statuses))
+        if wanted.name is not None:
+            query = query.where(Job.name == wanted.name)
+        if wanted.stage is not None:
+            query = query.where(Job.stage == wanted.stage)
+        if wanted.created_after is not None:
+            query = query.where(Job.created_at > wanted.created_after)
+        if wanted.created_before is not None:
+            query = query.where(Job.created_at < wanted.created_before)
         if after is not None:
             query = query.where(Job.number < self.get(after).number)
         return list(self.session.scalars(query))
 
     def ahead_of(self, job: Job) -> int:
-        """How many living jobs were posted before `job`."""
-        query = select(func.count()).select_from(Job).where(Job.tenant == self.tenant)
-        return self.session.scalar(query.where(Job.status.in_(LIVING), Job.number < job.number)) or 0
+        """How many living jobs of the tenant go before `job`."""
+        query = select(func.count()).select_from(Job).where(Job.tenant == self.tenant, Job.status.in_(LIVING))
+        before = or_(Job.rank < job.rank, and_(Job.rank == job.rank, Job.number < job.number))
+        return self.session.scalar(query.where(before)) or 0
+
+    def delete(self, job: Job) -> None:
+        """Remove a job and all that hangs on it."""
+        self.session.execute(delete(Job).where(Job.tenant == self.tenant, Job.id == job.id))
 
     def stages(self, job_id: str) -> list[StageRow]:
         """The stages of a job, in order."""
-        query = select(StageRow).join(Job, Job.id == StageRow.job_id).where(Job.tenant == self.tenant)
+        query = select(StageRow).where(StageRow.tenant == self.tenant)
         return list(self.session.scalars(query.where(StageRow.job_id == job_id).order_by(StageRow.position)))
 
     def stages_of(self, job_ids: Sequence[str]) -> dict[str, list[StageRow]]:
         """The stages of several jobs, in order, by job."""
-        query = select(StageRow).join(Job, Job.id == StageRow.job_id).where(Job.tenant == self.tenant)
+        query = select(StageRow).where(StageRow.tenant == self.tenant)
         found: dict[str, list[StageRow]] = {job_id: [] for job_id in job_ids}
         for stage in self.session.scalars(query.where(StageRow.job_id.in_(job_ids)).order_by(StageRow.position)):
             found[stage.job_id].append(stage)
@@ -92,11 +114,14 @@ class JobRepository:
 
     def past_seconds(self) -> dict[str, float]:
         """How long each stage took in the newest job in which a worker ran it."""
-        ran = select(Unit.job_id).where(Unit.job_id == StageRow.job_id, Unit.stage == StageRow.name, Unit.attempt > 0)
+        here = and_(Unit.tenant == self.tenant, Unit.job_id == StageRow.job_id, Unit.stage == StageRow.name)
+        ran = select(Unit.job_id).where(here, Unit.attempt > 0)
         query = (
             select(StageRow.name, StageRow.finished_at - StageRow.started_at)
             .join(Job, Job.id == StageRow.job_id)
-            .where(Job.tenant == self.tenant, StageRow.state == "succeeded", ran.exists())
+            .where(
+                Job.tenant == self.tenant, StageRow.tenant == self.tenant, StageRow.state == "succeeded", ran.exists()
+            )
             .order_by(Job.number.desc())
             .limit(200)
         )

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from aerie_api.auth import Caller
 from aerie_api.db import Database, tell
 from aerie_api.drafters.repository import DrafterRepository
 from aerie_api.jobs.documents import Surroundings, job_document
 from aerie_api.jobs.history import History
 from aerie_api.jobs.idempotency import Idempotency, Owned
-from aerie_api.jobs.repository import TENANT, JobRepository
+from aerie_api.jobs.repository import JobRepository, Wanted
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
+from aerie_api.jobs.tags import Changed, matches, tag_of
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
 from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import WORKER_GONE_S, CommitRepository, UnitRepository, WorkerRepository
+from aerie_api.leases.turns import Quota, Turns
 from aerie_api.leases.vetting import Vetting
+from aerie_api.tables import LIVING, StageRow, Unit
 from aerie_api.tables import Job as JobRow
-from aerie_api.tables import StageRow, Unit
+from aerie_api.tenants.repository import AuditRepository, TenantRepository, UsageRepository
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
@@ -35,6 +40,12 @@ class NameInUse(AerieError):
     """A living job or a finished drafter has this name."""
 
     code, status = "drafter.name_in_use", 409
+
+
+class QuotaReached(AerieError):
+    """The tenant has as many jobs as it may."""
+
+    code, status = "quota.jobs", 429
 
 
 class Preflighted(Protocol):
@@ -60,7 +71,7 @@ Preflight = Callable[[JobSpec, Sequence[Path]], Preflighted]
 
 
 class JobService:
-    """Jobs of the tenant."""
+    """Jobs of a tenant."""
 
     def __init__(
         self, db: Database, planner: Planner, vetting: Vetting, idempotency: Idempotency, preflight: Preflight,
@@ -73,6 +84,36 @@ class JobService:
         self._preflight = preflight
         self._roots = tuple(roots)
         self._clock = clock
+        self._bound: Caller | None = None
+        self._if_match: str | None = None
+
+    def of(self, caller: Caller, if_match: str | None = None) -> JobService:
+        """The same for one request: it sees the caller's tenant, and changes a job only if `if_match` names its tag."""
+        bound = copy(self)
+        bound._bound, bound._if_match = caller, if_match
+        return bound
+
+    @property
+    def _caller(self) -> Caller:
+        assert self._bound is not None, "nobody asks: use of(caller)"
+        return self._bound
+
+    @property
+    def _tenant(self) -> str:
+        return self._caller.tenant
+
+    def _locked(self, session: Session, job_id: str) -> JobRow:
+        """The job, locked, as the caller believes it to be. Raises JobMissing, Changed."""
+        job = JobRepository(session, self._tenant).locked(job_id)
+        if self._if_match is not None:
+            tag = tag_of(self._documents(session, [job])[0], job.version)
+            if not matches(self._if_match, tag):
+                raise Changed(f"job {job.id} has the tag {tag}, If-Match asks for {self._if_match[:200]}",
+                              remedy="look at the job again, and decide again")  # fmt: skip
+        return job
+
+    def _audit(self, session: Session, action: str, job: JobRow) -> None:
+        AuditRepository(session).note(self._caller, self._clock(), f"job.{action}", job.id, name=job.name)
 
     def create(self, document: Any, body: bytes, key: str | None) -> tuple[Job, bool]:
         """Take a job; True with it when it is an earlier one, replayed for its Idempotency-Key.
@@ -81,7 +122,7 @@ class JobService:
         """
         if key is None:
             return self._create(document, None), False
-        if not isinstance(owned := self._idempotency.begin(TENANT, key, body), Owned):
+        if not isinstance(owned := self._idempotency.begin(self._tenant, key, body), Owned):
             return Job.model_validate(owned), True
         try:
             return self._create(document, owned), False
@@ -105,12 +146,14 @@ class JobService:
         now = self._clock()
         with self._db.write() as session:
             self._check_name(session, spec.name, None)
+            self._check_room(session)
             job = JobRow(
-                id=f"job_{secrets.token_hex(12)}", tenant=TENANT, name=spec.name, status=JobStatus.QUEUED,
+                id=f"job_{secrets.token_hex(12)}", tenant=self._tenant, name=spec.name, rank=-spec.priority, status=JobStatus.QUEUED,
                 spec=spec.model_dump(mode="json"), sources=dict(looked.sources), warnings=list(looked.warnings), created_at=now,
                 version=1, event_seq=0, log_seq=0,
             )  # fmt: skip
-            JobRepository(session).add(job, self._planner.new_stages(job, spec))
+            JobRepository(session, self._tenant).add(job, self._planner.new_stages(job, spec))
+            self._audit(session, "create", job)
             history = History(session)
             history.event(job, now, "job.created", f"job for drafter {job.name} taken", name=job.name)
             for warning in looked.warnings:
@@ -128,7 +171,7 @@ class JobService:
         looked = self._preflight(spec, self._roots)
         with self._db.write() as session:  # a writer: results whose objects are gone are dropped from the cache
             self._check_name(session, spec.name, None)
-            forecast = self._planner.forecast(session, TENANT, spec, looked.sources)
+            forecast = self._planner.forecast(session, self._tenant, spec, looked.sources)
         stages = [
             PlannedStage(
                 name=f.name, queue=STAGES[f.name].queue, reads=list(reads_of(STAGES[f.name], spec)), units=f.units,
@@ -141,16 +184,17 @@ class JobService:
             warnings=list(looked.warnings), spec=spec,
         )  # fmt: skip
 
-    def get(self, job_id: str) -> tuple[Job, int]:
-        """A job and its row's version. Raises JobMissing."""
+    def get(self, job_id: str) -> tuple[Job, str]:
+        """A job and its tag. Raises JobMissing."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            return self._documents(session, [job])[0], job.version
+            job = JobRepository(session, self._tenant).get(job_id)
+            shown = self._documents(session, [job])[0]
+        return shown, tag_of(shown, job.version)
 
-    def list(self, statuses: Sequence[JobStatus], after: str | None, limit: int) -> JobList:
+    def list(self, wanted: Wanted, after: str | None, limit: int) -> JobList:
         """A page of jobs, newest first."""
         with self._db.read() as session:
-            jobs = JobRepository(session).page(statuses, after, limit + 1)
+            jobs = JobRepository(session, self._tenant).page(wanted, after, limit + 1)
             data = self._documents(session, jobs[:limit])
         return JobList(
             data=data, has_more=len(jobs) > limit,
@@ -160,20 +204,21 @@ class JobService:
     def cancel(self, job_id: str) -> Job:
         """Stop a living job: what waits is cancelled at once, what runs is told at its next sign of life.
 
-        Raises JobMissing, IllegalMove.
+        Raises JobMissing, IllegalMove, Changed.
         """
         now = self._clock()
         with self._db.write() as session:
-            job = JobRepository(session).locked(job_id)
+            job = self._locked(session, job_id)
             if JobStatus(job.status).terminal:
                 raise IllegalMove(f"job {job.id} is {job.status}", remedy="only living jobs can be cancelled")
             if job.status != JobStatus.CANCELLING:
                 self._cancel(session, job, now)
+                self._audit(session, "cancel", job)
             session.flush()
             return self._documents(session, [job])[0]
 
     def _cancel(self, session: Session, job: JobRow, now: float) -> None:
-        units, job.reason = UnitRepository(session), None
+        units, job.reason = UnitRepository(session, job.tenant), None
         for unit in units.of_job(job.id, [UnitState.QUEUED, UnitState.PAUSED]):
             drop(unit, UnitState.CANCELLED, now)
         if running := units.of_job(job.id, [UnitState.RUNNING]):
@@ -188,8 +233,9 @@ class JobService:
         """Let a living job wait: what runs is asked to save and give its place back. Raises JobMissing, IllegalMove."""
         now = self._clock()
         with self._db.write() as session:
-            job = JobRepository(session).locked(job_id)
+            job = self._locked(session, job_id)
             pause(session, job, by_person(), now)
+            self._audit(session, "pause", job)
             session.flush()
             return self._documents(session, [job])[0]
 
@@ -197,8 +243,9 @@ class JobService:
         """Let a paused job go on. Raises JobMissing, IllegalMove."""
         now = self._clock()
         with self._db.write() as session:
-            job = JobRepository(session).locked(job_id)
+            job = self._locked(session, job_id)
             resume(session, job, now)
+            self._audit(session, "resume", job)
             self._planner.advance(session, job)
             session.flush()
             return self._documents(session, [job])[0]
@@ -206,17 +253,19 @@ class JobService:
     def retry(self, job_id: str) -> Job:
         """Take a failed or cancelled job up again where it stopped; committed units are kept if their objects are there.
 
-        Raises JobMissing, IllegalMove, NameInUse.
+        Raises JobMissing, IllegalMove, NameInUse, QuotaReached, Changed.
         """
         gone = self._lost_outputs(job_id)
         now = self._clock()
         with self._db.write() as session:
-            job = JobRepository(session).locked(job_id)
+            job = self._locked(session, job_id)
             if job.status not in (JobStatus.FAILED, JobStatus.CANCELLED):
                 raise IllegalMove(
                     f"job {job.id} is {job.status}", remedy="only failed and cancelled jobs can be retried"
                 )
             self._check_name(session, job.name, job.id)
+            self._check_room(session)
+            self._audit(session, "retry", job)
             move(job, JobStatus.QUEUED)
             job.reason = job.finished_at = None
             History(session).event(job, now, "job.retried", "taken up again from where it stopped")
@@ -226,11 +275,21 @@ class JobService:
             session.flush()
             return self._documents(session, [job])[0]
 
+    def delete(self, job_id: str) -> None:
+        """Remove a job that has ended, and its drafter. Raises JobMissing, IllegalMove, Changed."""
+        with self._db.write() as session:
+            job = self._locked(session, job_id)
+            if not JobStatus(job.status).terminal:
+                raise IllegalMove(f"job {job.id} is {job.status}", remedy="cancel it first")
+            self._audit(session, "delete", job)
+            DrafterRepository(session, self._tenant).forget(job.id)
+            JobRepository(session, self._tenant).delete(job)
+
     def _lost_outputs(self, job_id: str) -> set[str]:
         """Ids of committed units whose objects are gone or damaged."""
         with self._db.read() as session:
-            job = JobRepository(session).get(job_id)
-            units = UnitRepository(session).of_job(job.id, [UnitState.SUCCEEDED])
+            job = JobRepository(session, self._tenant).get(job_id)
+            units = UnitRepository(session, self._tenant).of_job(job.id, [UnitState.SUCCEEDED])
         return {
             u.id
             for u in units
@@ -239,7 +298,7 @@ class JobService:
 
     def _forget_lost(self, session: Session, job: JobRow, gone: set[str], now: float) -> None:
         """Run units again whose output is gone; what was built on them is planned again, and reused if it is the same."""
-        units = UnitRepository(session).of_job(job.id, list(UnitState))
+        units = UnitRepository(session, job.tenant).of_job(job.id, list(UnitState))
         lost = [u for u in units if u.id in gone and u.state == UnitState.SUCCEEDED]
         if not lost:
             return
@@ -247,8 +306,8 @@ class JobService:
         for unit in lost:
             CommitRepository(session, job.tenant).forget(unit.key)
             unit.state, unit.reused_from = UnitState.CANCELLED, None
-        UnitRepository(session).remove([u for u in units if u.position > first])
-        for stage in JobRepository(session).stages(job.id):
+        UnitRepository(session, job.tenant).remove([u for u in units if u.position > first])
+        for stage in JobRepository(session, job.tenant).stages(job.id):
             if stage.position >= first:
                 _reset(stage, planned=stage.position == first)
         names = ", ".join(f"{u.stage} unit {u.index}" for u in lost[:5])
@@ -256,12 +315,12 @@ class JobService:
         History(session).event(job, now, "unit.output_lost", said, "warning", units=len(lost))
 
     def _revive(self, session: Session, job: JobRow) -> None:
-        units = UnitRepository(session)
+        units = UnitRepository(session, job.tenant)
         for unit in units.of_job(job.id, [UnitState.FAILED, UnitState.CANCELLED]):
             unit.state, unit.not_before, unit.finished_at, unit.rung_at = UnitState.QUEUED, 0.0, None, None
             unit.attempt = unit.failures = unit.losses = unit.preemptions = 0
         running = units.of_job(job.id, [UnitState.RUNNING])
-        for stage in JobRepository(session).stages(job.id):
+        for stage in JobRepository(session, job.tenant).stages(job.id):
             if stage.state in (UnitState.FAILED, UnitState.CANCELLED):
                 stage.state = UnitState.RUNNING if running else UnitState.QUEUED
                 stage.state = stage.state if stage.planned_at is not None else UnitState.PENDING
@@ -271,30 +330,48 @@ class JobService:
         tell(session, "work")
 
     def _check_name(self, session: Session, name: str, own_id: str | None) -> None:
-        holder = JobRepository(session).living_named(name)
+        holder = JobRepository(session, self._tenant).living_named(name)
         if holder is not None and holder.id != own_id:
             raise NameInUse(
                 f"job {holder.id} ({holder.status}) is making a drafter called {name!r}",
                 remedy="choose another name, or cancel that job",
                 pointer="/name",
             )
-        if (drafter := DrafterRepository(session).named(name)) is not None:
+        if (drafter := DrafterRepository(session, self._tenant).named(name)) is not None:
             raise NameInUse(
                 f"job {drafter.job_id} made a drafter called {name!r}", remedy="choose another name", pointer="/name"
             )
 
+    def _check_room(self, session: Session) -> None:
+        """Raise QuotaReached if the tenant has as many living jobs as it may."""
+        limit = TenantRepository(session).get(self._tenant).max_living_jobs
+        if limit is None:
+            return
+        TenantRepository(session).locked(self._tenant)  # so that two posts do not both find the last place
+        have = UsageRepository(session, self._tenant).jobs(LIVING)
+        if have >= limit:
+            raise QuotaReached(
+                f"the tenant {self._tenant} has {have} living jobs, its limit is {limit}",
+                remedy="wait until one ends, cancel one, or have the operator raise max_living_jobs",
+            )
+
+    def _quota(self, session: Session) -> Quota:
+        tenant = TenantRepository(session).get(self._tenant)
+        return Turns(session).quota(tenant, self._clock())
+
     def _documents(self, session: Session, jobs: Sequence[JobRow]) -> list[Job]:
-        repository, ids = JobRepository(session), [job.id for job in jobs]
+        repository, ids = JobRepository(session, self._tenant), [job.id for job in jobs]
         stages = repository.stages_of(ids)
         units: dict[str, list[Unit]] = {job_id: [] for job_id in ids}
-        for unit in UnitRepository(session).figures_of(ids):
+        for unit in UnitRepository(session, self._tenant).figures_of(ids):
             units[unit.job_id].append(unit)
         fleet = WorkerRepository(session).fleet(self._clock() - WORKER_GONE_S)
+        quota = self._quota(session) if any(job.status in ("queued", "running") for job in jobs) else None
         past = repository.past_seconds() if any(job.status == JobStatus.RUNNING for job in jobs) else {}
         return [
             job_document(
                 job, stages[job.id], units[job.id],
-                Surroundings(fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past),
+                Surroundings(fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past, quota),
             )
             for job in jobs
         ]  # fmt: skip

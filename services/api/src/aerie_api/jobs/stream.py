@@ -25,20 +25,22 @@ AWAY_PAUSE_S = 1.0
 PAGE = 200
 
 
-async def event_stream(reading: ReadingService, news: Bell, job_id: str, after: int) -> Response:
+async def event_stream(reading: ReadingService, news: Bell, tenant: str, job_id: str, after: int) -> Response:
     """The response that streams the events of `job_id` with a number above `after`. Raises JobMissing."""
-    first, ended = await run_in_threadpool(reading.events_and_end, job_id, after, 1)
+    first, ended = await run_in_threadpool(reading.events_and_end, tenant, job_id, after, 1)
     if ended and not first.data:
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(reading, news, job_id, after), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        _events(reading, news, tenant, job_id, after), media_type="text/event-stream", headers=headers
+    )
 
 
-async def _events(reading: ReadingService, news: Bell, job_id: str, after: int) -> AsyncIterator[str]:
+async def _events(reading: ReadingService, news: Bell, tenant: str, job_id: str, after: int) -> AsyncIterator[str]:
     with news.listen() as waiter:
         while not news.closed:
             try:
-                page, ended = await run_in_threadpool(reading.events_and_end, job_id, after, PAGE)
+                page, ended = await run_in_threadpool(reading.events_and_end, tenant, job_id, after, PAGE)
             except SQLAlchemyError as error:
                 if unavailable(error) is None:
                     raise

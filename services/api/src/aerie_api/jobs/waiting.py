@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aerie_api.leases.turns import Quota
 from aerie_api.tables import Job, Unit
 from eagle3_core.jobs.states import JobStatus, UnitState
 
@@ -19,7 +20,7 @@ class Fleet:
     """By queue, the workers that would serve it had they not been set aside."""
 
 
-def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int) -> str | None:
+def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, quota: Quota | None) -> str | None:
     """Why nothing of a living `job` runs; None if something does or nothing is to be done."""
     if job.status == JobStatus.PAUSED:
         return (job.reason or {}).get("detail", "paused")
@@ -31,10 +32,12 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int) 
     first = waiting[0]
     if first.queue not in fleet.serving:
         return _nobody(first, fleet)
+    if quota is not None and (limit := quota.stands_in_the_way(started=job.status == JobStatus.RUNNING)):
+        return limit
     if first.failures or first.losses:
         return f"{first.stage} unit {first.index} is tried again after a pause"
     if jobs_ahead:
-        return f"{jobs_ahead} older job{'s' * (jobs_ahead > 1)} first"
+        return f"{jobs_ahead} job{'s' * (jobs_ahead > 1)} of this tenant first"
     return "waiting for a worker to become free"
 
 

@@ -22,10 +22,12 @@ from aerie_api.leases.endings import drop, move, settle_cancel, stage_row
 from aerie_api.leases.planner import Planner, stage_name
 from aerie_api.leases.repository import CommitRepository, UnitRepository, WorkerRepository, living, wanted
 from aerie_api.leases.retries import Retries, Rules
+from aerie_api.leases.turns import Turns
 from aerie_api.leases.vetting import Vetting
 from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
 from aerie_api.leases.worker_health import WorkerSetAside, judge
 from aerie_api.tables import CommitRow, Job, Unit
+from aerie_api.tenants.repository import TenantRepository
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import Cause, JobStatus, UnitState
 from eagle3_core.jobs.wire import (
@@ -91,9 +93,9 @@ class Claims:
         with self._db.write() as session:
             units, assignment, missed = UnitRepository(session), None, False
             queues = request.only or request.queues
-            if (place := units.next_place(queues, now)) is not None:
+            if (place := Turns(session).next_place(queues, now)) is not None:
                 job = JobRepository(session, place[0]).locked(place[1])
-                unit = units.next_of(job.id, queues, now)
+                unit = units.next_of(job.id, queues, now) if self._may_start(session, job, now) else None
                 token = secrets.token_urlsafe(32)
                 missed = unit is None
                 if unit is not None and units.take(unit, request, token, now, self._rules.lease_s):
@@ -102,6 +104,16 @@ class Claims:
             if not missed:
                 WorkerRepository(session).seen(request, now)
             return assignment, missed
+
+    def _may_start(self, session: Session, job: Job, now: float) -> bool:
+        """Whether a unit of `job` may start, now that nobody else can start another job of the tenant."""
+        if job.status != JobStatus.QUEUED:
+            return True
+        tenant = TenantRepository(session).get(job.tenant)
+        if tenant.max_running_jobs is None:
+            return True
+        tenant = TenantRepository(session).locked(job.tenant)
+        return Turns(session).quota(tenant, now).no_further_job is None
 
     def _begin(self, session: Session, job: Job, unit: Unit, now: float) -> None:
         stage = stage_row(session, job, unit.stage)

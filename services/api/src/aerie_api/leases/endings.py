@@ -61,7 +61,7 @@ def _let_go(unit: Unit) -> None:
 
 def fail_job(session: Session, job: Job, stage: StageRow, problem: Problem, now: float) -> None:
     """End `job` as failed at `stage`. Units that wait are cancelled; those that run are told at their next sign of life."""
-    for unit in UnitRepository(session).of_job(job.id, [UnitState.QUEUED, UnitState.PAUSED]):
+    for unit in UnitRepository(session, job.tenant).of_job(job.id, [UnitState.QUEUED, UnitState.PAUSED]):
         drop(unit, UnitState.CANCELLED, now)
     tell(session, "stops")
     stage.state, stage.reason, stage.finished_at = UnitState.FAILED, problem, now
@@ -73,7 +73,7 @@ def fail_job(session: Session, job: Job, stage: StageRow, problem: Problem, now:
 
 def settle_cancel(session: Session, job: Job, now: float) -> None:
     """End a job that is being cancelled once none of its units runs any more."""
-    if job.status != JobStatus.CANCELLING or UnitRepository(session).of_job(job.id, [UnitState.RUNNING]):
+    if job.status != JobStatus.CANCELLING or UnitRepository(session, job.tenant).of_job(job.id, [UnitState.RUNNING]):
         return
     finish_cancel(session, job, now)
 

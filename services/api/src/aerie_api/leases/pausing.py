@@ -48,7 +48,7 @@ def pause(session: Session, job: Job, reason: dict[str, Any], now: float) -> Non
         return
     move(job, JobStatus.PAUSED)
     job.reason = reason
-    units = UnitRepository(session)
+    units = UnitRepository(session, job.tenant)
     for unit in units.of_job(job.id, [UnitState.QUEUED]):
         unit.state = UnitState.PAUSED
     running = units.of_job(job.id, [UnitState.RUNNING])
@@ -63,7 +63,7 @@ def resume(session: Session, job: Job, now: float) -> None:
     """Let `job` go on; the caller then lets the planner move it on. Raises IllegalMove unless it is paused."""
     if job.status != JobStatus.PAUSED:
         raise IllegalMove(f"job {job.id} is {job.status}", remedy="only paused jobs can be resumed")
-    units = UnitRepository(session)
+    units = UnitRepository(session, job.tenant)
     for unit in units.of_job(job.id, [UnitState.PAUSED]):
         unit.state, unit.rung_at = UnitState.QUEUED, None
     move(job, JobStatus.RUNNING if units.of_job(job.id, [UnitState.RUNNING]) else JobStatus.QUEUED)

@@ -84,7 +84,7 @@ class Planner:
     def new_stages(self, job: Job, spec: JobSpec) -> list[StageRow]:
         """The stage rows of a new job."""
         return [
-            StageRow(job_id=job.id, name=s.name, position=i, queue=s.queue, state=UnitState.PENDING)
+            StageRow(job_id=job.id, tenant=job.tenant, name=s.name, position=i, queue=s.queue, state=UnitState.PENDING)
             for i, s in enumerate(stages_of(spec))
         ]
 
@@ -134,7 +134,7 @@ class Planner:
 
     def _unit(self, job: Job, stage: StageRow, planned: PlannedUnit, of: int, now: float) -> Unit:
         unit = Unit(
-            id=f"unit_{secrets.token_hex(12)}", tenant=job.tenant, job_id=job.id, job_number=job.number, stage=stage.name,
+            id=f"unit_{secrets.token_hex(12)}", tenant=job.tenant, job_id=job.id, job_number=job.number, rank=job.rank, stage=stage.name,
             position=stage.position, queue=stage.queue, index=planned.slice.index, start=planned.slice.start,
             stop=planned.slice.stop, of=of, key=planned.key, state=UnitState.QUEUED, fence=0, attempt=0, failures=0, losses=0,
             preemptions=0, not_before=0.0,
@@ -193,7 +193,7 @@ class Planner:
 
     def _finish(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> bool:
         """Give `stage` its result if every unit has one."""
-        units = UnitRepository(session).of_stage(job.id, stage.name)
+        units = UnitRepository(session, job.tenant).of_stage(job.id, stage.name)
         if any(unit.state != UnitState.SUCCEEDED for unit in units):
             return False
         name = stage_name(stage.name)
@@ -222,7 +222,7 @@ class Planner:
     def _known(self, session: Session, job: Job) -> Known:
         results = self._results(session, job)
         contents: dict[str, list[str]] = {name: [] for name in results}
-        for unit in UnitRepository(session).of_job(job.id, [UnitState.SUCCEEDED]):
+        for unit in UnitRepository(session, job.tenant).of_job(job.id, [UnitState.SUCCEEDED]):
             if (name := stage_name(unit.stage)) in contents:
                 contents[name].append((unit.manifest or {})["content"])
         return Known(contents, results)
@@ -237,7 +237,7 @@ class Planner:
         refs: dict[str, list[str]] = {
             name: [ManifestRef.model_validate(u.manifest).model_dump_json() for u in units]
             for name in reads_of(STAGES[stage], spec)
-            for units in [UnitRepository(session).of_stage(job.id, name)]
+            for units in [UnitRepository(session, job.tenant).of_stage(job.id, name)]
         }
         inputs: dict[StageName, list[ManifestRef]] = {
             stage_name(name): [ManifestRef.model_validate_json(ref) for ref in chosen]

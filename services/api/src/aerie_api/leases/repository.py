@@ -2,7 +2,7 @@
 
 The writes that decide who owns a unit are single guarded UPDATEs: `take` and `hold` say in their WHERE what must
 still be true, and zero changed rows means that it was not. Workers serve every tenant, so finding work is not
-filtered by one; the cache is.
+filtered by one; what people read and the cache are.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import hashlib
 import hmac
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, CursorResult, and_, delete, func, select, update
+from sqlalchemy import CursorResult, Select, and_, delete, func, select, update
 from sqlalchemy.orm import Session, defer
 
 from aerie_api.db import upsert
-from aerie_api.jobs.repository import TENANT
 from aerie_api.jobs.waiting import Fleet
 from aerie_api.tables import Attempt, CommitRow, Job, Unit, Worker
+from aerie_api.tenants.repository import UsageRepository
 from eagle3_core.jobs.states import UnitState
 from eagle3_core.jobs.wire import ClaimRequest
 
+Chosen = TypeVar("Chosen")
 WORKER_GONE_S = 150.0
 """A worker that has asked for nothing for so long is not counted on; a long poll takes up to 60 s."""
 
@@ -32,18 +33,15 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-_ORDER = (Unit.job_number, Unit.position, Unit.index)
-
-
-def _claimable(queues: Collection[str], now: float) -> ColumnElement[bool]:
-    return and_(Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
-
-
 class UnitRepository:
-    """Units and their attempts, in one transaction."""
+    """Units and their attempts, in one transaction: those of `tenant`, or, for workers and the house itself, of all."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, tenant: str | None = None) -> None:
         self.session = session
+        self.tenant = tenant
+
+    def _units(self, query: Select[Chosen]) -> Select[Chosen]:
+        return query if self.tenant is None else query.where(Unit.tenant == self.tenant)
 
     def get(self, unit_id: str) -> Unit | None:
         """The unit `unit_id`."""
@@ -56,29 +54,25 @@ class UnitRepository:
 
     def of_stage(self, job_id: str, stage: str) -> list[Unit]:
         """The units of a job's stage, in order."""
-        query = select(Unit).where(Unit.job_id == job_id, Unit.stage == stage).order_by(Unit.index)
+        query = self._units(select(Unit)).where(Unit.job_id == job_id, Unit.stage == stage).order_by(Unit.index)
         return list(self.session.scalars(query))
 
     def of_job(self, job_id: str, states: Collection[UnitState]) -> list[Unit]:
         """The units of a job in one of `states`, in order."""
-        query = select(Unit).where(Unit.job_id == job_id, Unit.state.in_(states))
+        query = self._units(select(Unit)).where(Unit.job_id == job_id, Unit.state.in_(states))
         return list(self.session.scalars(query.order_by(Unit.position, Unit.index)))
 
     def figures_of(self, job_ids: Sequence[str]) -> list[Unit]:
         """The units of several jobs, in order, without their results and manifests (which may be large)."""
-        query = select(Unit).options(defer(Unit.result), defer(Unit.manifest)).where(Unit.job_id.in_(job_ids))
+        query = self._units(select(Unit)).options(defer(Unit.result), defer(Unit.manifest))
+        query = query.where(Unit.job_id.in_(job_ids))
         return list(self.session.scalars(query.order_by(Unit.job_number, Unit.position, Unit.index)))
-
-    def next_place(self, queues: Collection[str], now: float) -> tuple[str, str] | None:
-        """Tenant and job of the unit to work on next: the oldest job's. No row is loaded before its job is locked."""
-        query = select(Unit.tenant, Unit.job_id).where(_claimable(queues, now))
-        found = self.session.execute(query.order_by(*_ORDER).limit(1)).one_or_none()
-        return None if found is None else (found[0], found[1])
 
     def next_of(self, job_id: str, queues: Collection[str], now: float) -> Unit | None:
         """The job's unit to work on next, in order of stages and slices."""
-        query = select(Unit).where(Unit.job_id == job_id, _claimable(queues, now))
-        return self.session.scalar(query.order_by(*_ORDER).limit(1))
+        claimable = and_(Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
+        query = self._units(select(Unit)).where(Unit.job_id == job_id, claimable)
+        return self.session.scalar(query.order_by(Unit.position, Unit.index).limit(1))
 
     def next_due(self, queues: Collection[str], now: float) -> float | None:
         """When the next waiting unit may be claimed."""
@@ -103,8 +97,8 @@ class UnitRepository:
         self.session.refresh(unit)
         self.session.add(
             Attempt(
-                unit_id=unit.id, fence=unit.fence, attempt=unit.attempt, token_hash=token_hash(token),
-                worker_id=request.worker_id, incarnation=request.incarnation, started_at=now,
+                unit_id=unit.id, fence=unit.fence, tenant=unit.tenant, attempt=unit.attempt, token_hash=token_hash(token),
+                worker_id=request.worker_id, incarnation=request.incarnation, gpus=request.gpus, started_at=now,
             )
         )  # fmt: skip
         return True
@@ -135,6 +129,7 @@ class UnitRepository:
         attempt = self.session.get_one(Attempt, (unit.id, unit.fence))
         attempt.ended_at, attempt.cause, attempt.problem = now, cause, problem
         attempt.blames_worker = blames_worker
+        UsageRepository(self.session, unit.tenant).add(now, max(0.0, now - attempt.started_at), attempt.gpus)
 
     def expired(self, now: float) -> list[Unit]:
         """Running units whose lease is over."""
@@ -169,6 +164,8 @@ class UnitRepository:
     def attempts(self, job_id: str) -> list[tuple[Unit, Attempt]]:
         """Every attempt at a job's units, in order of their start."""
         query = select(Unit, Attempt).join(Attempt, Attempt.unit_id == Unit.id).where(Unit.job_id == job_id)
+        if self.tenant is not None:
+            query = query.where(Unit.tenant == self.tenant, Attempt.tenant == self.tenant)
         return [
             (unit, attempt) for unit, attempt in self.session.execute(query.order_by(Attempt.started_at, Attempt.fence))
         ]
@@ -187,7 +184,7 @@ class UnitRepository:
 class CommitRepository:
     """The result cache of `tenant`."""
 
-    def __init__(self, session: Session, tenant: str = TENANT) -> None:
+    def __init__(self, session: Session, tenant: str) -> None:
         self.session = session
         self.tenant = tenant
 

@@ -13,10 +13,12 @@ from collections.abc import Callable
 
 from sqlalchemy.orm import Session
 
+from aerie_api.auth import Caller
 from aerie_api.db import Database
 from aerie_api.storage.repository import StorageRepository
 from aerie_api.storage.schemas import DeletedObject, DeletedObjects, DeletionProof, DeletionRequest
 from aerie_api.tables import Deletion
+from aerie_api.tenants.repository import AuditRepository
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES
 from eagle3_core.jobs.wire import ManifestRef
@@ -47,10 +49,15 @@ class Deletions:
     def __init__(self, db: Database, store: ObjectStore, collector: Collector, clock: Callable[[], float]) -> None:
         self._db, self._store, self._collector, self._clock = db, store, collector, clock
 
-    def delete(self, tenant: str, request: DeletionRequest) -> DeletionProof:
-        """Delete what `request` names and prove it. Raises StatesInUse, StoreUnavailable (then it is finished later)."""
+    def delete(self, tenant: str, request: DeletionRequest, caller: Caller | None = None) -> DeletionProof:
+        """Delete what `request` of `caller` names and prove it.
+
+        Raises StatesInUse, StoreUnavailable (then it is finished later).
+        """
         with self._db.write() as session:
             deletion, manifests = self._let_go(session, request, tenant)
+            if caller is not None:
+                AuditRepository(session).note(caller, self._clock(), "storage.delete", deletion.id, **deletion.scope)
         digests = self._digests(manifests)
         with self._db.write() as session:
             StorageRepository(session).note_digests(tenant, deletion.id, digests)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
+from aerie_api.auth import Admin, Reader
 from aerie_api.house import House, house_of
 from aerie_api.workers.schemas import Worker, WorkerList
 
@@ -15,13 +16,13 @@ Inside = Annotated[House, Depends(house_of)]
 
 @router.get("/workers", operation_id="list_workers")
 def list_workers(
-    inside: Inside, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
+    caller: Reader, inside: Inside, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
 ) -> WorkerList:
     """Who asked for work, who is at it, who was set aside and why."""
-    return inside.workers.list(after, limit)
+    return inside.workers.list(caller.tenant, after, limit)
 
 
 @router.post("/workers/{worker_id}/readmit", operation_id="readmit_worker")
-def readmit_worker(worker_id: str, inside: Inside) -> Worker:
+def readmit_worker(worker_id: str, caller: Admin, inside: Inside) -> Worker:
     """Let a worker have work again that was set aside because it failed unit after unit."""
-    return inside.workers.readmit(worker_id)
+    return inside.workers.readmit(caller, worker_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aerie_api.jobs.repository import TENANT
 from aerie_api.tables import Unit, Worker
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import UnitState
@@ -20,7 +19,7 @@ class WorkerMissing(AerieError):
 class FleetRepository:
     """Workers and the running units of `tenant`, in one transaction."""
 
-    def __init__(self, session: Session, tenant: str = TENANT) -> None:
+    def __init__(self, session: Session, tenant: str) -> None:
         self.session = session
         self.tenant = tenant
 
@@ -39,4 +38,5 @@ class FleetRepository:
     def running(self, worker_ids: list[str]) -> dict[str, Unit]:
         """What each of the workers is at, whoever's it is."""
         query = select(Unit).where(Unit.state == UnitState.RUNNING, Unit.worker_id.in_(worker_ids))
-        return {str(unit.worker_id): unit for unit in self.session.scalars(query)}
+        everybodys = query.execution_options(across_tenants=True)
+        return {str(unit.worker_id): unit for unit in self.session.scalars(everybodys)}

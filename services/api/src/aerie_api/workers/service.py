@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aerie_api.auth import Caller
 from aerie_api.db import Database
 from aerie_api.leases.planner import stage_name
 from aerie_api.leases.repository import WORKER_GONE_S
@@ -11,6 +12,7 @@ from aerie_api.leases.worker_health import readmit
 from aerie_api.problems import Problem
 from aerie_api.tables import Unit
 from aerie_api.tables import Worker as WorkerRow
+from aerie_api.tenants.repository import AuditRepository
 from aerie_api.workers.repository import FleetRepository
 from aerie_api.workers.schemas import Worker, WorkerList, WorkerState, WorkerUnit
 
@@ -22,10 +24,10 @@ class WorkerService:
         self._db = db
         self._clock = clock
 
-    def list(self, after: str | None, limit: int) -> WorkerList:
+    def list(self, tenant: str, after: str | None, limit: int) -> WorkerList:
         """Up to `limit` workers, by name."""
         with self._db.read() as session:
-            fleet = FleetRepository(session)
+            fleet = FleetRepository(session, tenant)
             rows = fleet.page(after, limit + 1)
             running = fleet.running([row.id for row in rows])
         data = [self._shown(row, running.get(row.id), fleet.tenant) for row in rows[:limit]]
@@ -34,13 +36,14 @@ class WorkerService:
             first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
         )  # fmt: skip
 
-    def readmit(self, worker_id: str) -> Worker:
+    def readmit(self, caller: Caller, worker_id: str) -> Worker:
         """Let a worker have work again. One that was not set aside stays as it is. Raises WorkerMissing."""
         with self._db.write() as session:
-            fleet = FleetRepository(session)
+            fleet = FleetRepository(session, caller.tenant)
             worker = fleet.locked(worker_id)
             if worker.set_aside is not None:
                 readmit(session, worker, self._clock())
+                AuditRepository(session).note(caller, self._clock(), "worker.readmit", worker_id[:64])
             return self._shown(worker, fleet.running([worker_id]).get(worker_id), fleet.tenant)
 
     def _shown(self, row: WorkerRow, unit: Unit | None, tenant: str) -> Worker:
