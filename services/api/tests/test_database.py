@@ -42,7 +42,8 @@ def db(place: Any) -> Any:
 
 def differences(db: Database) -> list[Any]:
     with db.engine.connect() as connection:
-        return compare_metadata(MigrationContext.configure(connection), Base.metadata)
+        options = {"compare_type": True, "compare_server_default": True}
+        return compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata)
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_uses(db):

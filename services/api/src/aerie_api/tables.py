@@ -36,7 +36,7 @@ class Job(Base):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(64))
-    rank: Mapped[int] = mapped_column(default=0)
+    rank: Mapped[int] = mapped_column(default=0, server_default="0")
     """Minus the priority that was asked for: of two jobs of a tenant the lower rank goes first."""
     status: Mapped[str] = mapped_column(String(16))
     stage: Mapped[str | None] = mapped_column(String(16))
@@ -67,7 +67,7 @@ class StageRow(Base):
 
     __tablename__ = "stages"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64), server_default="")
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
     position: Mapped[int]
     queue: Mapped[str] = mapped_column(String(16))
@@ -88,7 +88,7 @@ class Unit(Base):
     tenant: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     job_number: Mapped[int]
-    rank: Mapped[int] = mapped_column(default=0)
+    rank: Mapped[int] = mapped_column(default=0, server_default="0")
     """Its job's."""
     stage: Mapped[str] = mapped_column(String(16))
     position: Mapped[int]
@@ -154,12 +154,12 @@ class Attempt(Base):
     __tablename__ = "attempts"
     unit_id: Mapped[str] = mapped_column(ForeignKey("units.id", ondelete="CASCADE"), primary_key=True)
     fence: Mapped[int] = mapped_column(primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64), server_default="")
     attempt: Mapped[int]
     token_hash: Mapped[str] = mapped_column(String(64))
     worker_id: Mapped[str] = mapped_column(String(128))
     incarnation: Mapped[str] = mapped_column(String(128))
-    gpus: Mapped[int] = mapped_column(default=0)
+    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     """How many its worker has; they count against the tenant's GPU-hours while it runs."""
     started_at: Mapped[float]
     ended_at: Mapped[float | None]
@@ -198,7 +198,7 @@ class Event(Base):
 
     __tablename__ = "events"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64), server_default="")
     seq: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[float]
     type: Mapped[str] = mapped_column(String(32))
@@ -212,7 +212,7 @@ class LogRow(Base):
 
     __tablename__ = "logs"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64), server_default="")
     seq: Mapped[int] = mapped_column(primary_key=True)
     stage: Mapped[str] = mapped_column(String(16))
     unit: Mapped[int]
@@ -227,7 +227,7 @@ class MetricRow(Base):
 
     __tablename__ = "metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64), server_default="")
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
@@ -244,7 +244,7 @@ class IdempotencyRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
-    owner: Mapped[str] = mapped_column(String(32))
+    owner: Mapped[str] = mapped_column(String(32), server_default="")
     """Who does the work: an answer is kept only of the newest owner."""
     response: Mapped[Document | None]
     """Null while the first request is under way."""
