@@ -244,7 +244,7 @@ class IdempotencyRow(Base):
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
-    owner: Mapped[str] = mapped_column(String(32), server_default="")
+    owner: Mapped[str] = mapped_column(String(32))
     """Who does the work: an answer is kept only of the newest owner."""
     response: Mapped[Document | None]
     """Null while the first request is under way."""

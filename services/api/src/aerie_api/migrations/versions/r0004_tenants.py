@@ -1,7 +1,4 @@
-"""Tenants: a tenant on every row, keys, limits, usage, the audit log, and what a fair order of turns needs.
-
-For several API processes on one database: an owner for every Idempotency-Key at work, and steps as large as they are said.
-"""
+"""Tenants: a tenant on every row, keys, limits, usage, the audit log, and what a fair order of turns needs."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
@@ -22,7 +19,6 @@ _TURN = ["tenant", "queue", "rank", "job_number", "position", "unit_index"]
 
 def upgrade() -> None:
     _make_tables()
-    _add("idempotency", sa.Column("owner", sa.String(length=32), nullable=False, server_default=""))
     _add("jobs", sa.Column("rank", sa.Integer(), nullable=False, server_default="0"))
     _add("units", sa.Column("rank", sa.Integer(), nullable=False, server_default="0"))
     _add("attempts", sa.Column("gpus", sa.Integer(), nullable=False, server_default="0"))
@@ -31,8 +27,6 @@ def upgrade() -> None:
         _fill_tenant(table, "job_id", "jobs")
     _add("attempts", sa.Column("tenant", sa.String(length=64), nullable=False, server_default=""))
     _fill_tenant("attempts", "unit_id", "units")
-    with op.batch_alter_table("metrics") as table:
-        table.alter_column("step", existing_type=sa.Integer(), type_=sa.BigInteger(), existing_nullable=False)
     op.create_index("ix_units_turn", "units", _TURN, sqlite_where=_QUEUED, postgresql_where=_QUEUED)
     op.create_index("ix_units_running", "units", ["tenant", "queue"], sqlite_where=_RUNNING, postgresql_where=_RUNNING)
     op.create_index("ix_units_served", "units", ["tenant", "started_at"])
@@ -116,12 +110,9 @@ def downgrade() -> None:
     op.drop_index("ix_units_served", table_name="units")
     op.drop_index("ix_units_running", table_name="units", sqlite_where=_RUNNING, postgresql_where=_RUNNING)
     op.drop_index("ix_units_turn", table_name="units", sqlite_where=_QUEUED, postgresql_where=_QUEUED)
-    op.execute("DELETE FROM metrics WHERE step > 2147483647 OR step < -2147483648")
-    with op.batch_alter_table("metrics") as table:
-        table.alter_column("step", existing_type=sa.BigInteger(), type_=sa.Integer(), existing_nullable=False)
     for table, column in (
         *((name, "tenant") for name in ("attempts", *_OF_JOB)),
-        ("attempts", "gpus"), ("units", "rank"), ("jobs", "rank"), ("idempotency", "owner"),
+        ("attempts", "gpus"), ("units", "rank"), ("jobs", "rank"),
     ):  # fmt: skip
         op.drop_column(table, column)
     for table in ("rate_buckets", "usage", "audit", "api_keys", "tenants"):
