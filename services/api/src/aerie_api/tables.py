@@ -67,7 +67,7 @@ class StageRow(Base):
 
     __tablename__ = "stages"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), server_default="")
+    tenant: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
     position: Mapped[int]
     queue: Mapped[str] = mapped_column(String(16))
@@ -154,7 +154,7 @@ class Attempt(Base):
     __tablename__ = "attempts"
     unit_id: Mapped[str] = mapped_column(ForeignKey("units.id", ondelete="CASCADE"), primary_key=True)
     fence: Mapped[int] = mapped_column(primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), server_default="")
+    tenant: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     attempt: Mapped[int]
     token_hash: Mapped[str] = mapped_column(String(64))
     worker_id: Mapped[str] = mapped_column(String(128))
@@ -198,7 +198,7 @@ class Event(Base):
 
     __tablename__ = "events"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), server_default="")
+    tenant: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     seq: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[float]
     type: Mapped[str] = mapped_column(String(32))
@@ -212,7 +212,7 @@ class LogRow(Base):
 
     __tablename__ = "logs"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), server_default="")
+    tenant: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     seq: Mapped[int] = mapped_column(primary_key=True)
     stage: Mapped[str] = mapped_column(String(16))
     unit: Mapped[int]
@@ -227,7 +227,7 @@ class MetricRow(Base):
 
     __tablename__ = "metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), server_default="")
+    tenant: Mapped[str] = mapped_column(String(64), server_default=text("''"))
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
