@@ -131,7 +131,6 @@ def test_a_worker_sends_its_token_in_clear_text_only_to_its_own_machine(url, all
 
 def test_an_api_off_loopback_needs_a_certificate_or_word_that_something_else_encrypts(monkeypatch):
     monkeypatch.setenv("AERIE_HOST", "0.0.0.0")
-    monkeypatch.setenv("AERIE_ALLOW_REMOTE", "1")
     with pytest.raises(PlainHttpRefused, match="clear text"):
         read_settings()
     monkeypatch.setenv("AERIE_ALLOW_PLAIN_HTTP", "1")

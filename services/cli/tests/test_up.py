@@ -131,6 +131,10 @@ def wrong_setting(folder):
 
 
 def open_to_all(folder):
+    return {"AERIE_HOST": "0.0.0.0", "AERIE_ALLOW_PLAIN_HTTP": "1", "AERIE_KEYS_REQUIRED": "0"}
+
+
+def in_clear_text(folder):
     return {"AERIE_HOST": "0.0.0.0"}
 
 
@@ -164,6 +168,7 @@ def store_in_the_way(folder):
     [
         (wrong_setting, "settings.invalid"),
         (open_to_all, "settings.remote_bind"),
+        (in_clear_text, "settings.plain_http"),
         (weak_token, "settings.worker_token"),
         (token_that_is_no_text, "server.place"),
         (damaged_database, "server.place"),

@@ -1,13 +1,14 @@
 """The worker as a process: signals, exit codes, an API that comes and goes, and no orphan at the end."""
 
+import contextlib
 import signal
 
 import pytest
-from worker_stubs import assignment, gone
+from worker_stubs import TOKEN, assignment, gone
 
 from aerie_worker import __main__ as entry
-from aerie_worker.claim import pauses
-from aerie_worker.executors.local import fits
+from aerie_worker.claim import Control, pauses
+from aerie_worker.executors.local import fits, for_children, machine_gpus
 from eagle3_core.jobs.wire import Assignment
 
 
@@ -148,3 +149,27 @@ def test_a_worker_that_was_not_told_enough_says_what_is_missing(environment, say
     assert entry.main(["--url", "http://127.0.0.1:1"], environment) == 1
 
     assert says in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, 2), ("0,1,2,3", 2), ("1", 1), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-8c2, GPU-1f0", 2)],
+)
+def test_a_worker_counts_the_gpus_that_its_units_may_use(tmp_path, visible, gpus):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert machine_gpus(environment, tmp_path) == gpus
+
+
+def test_a_worker_says_with_every_claim_how_many_gpus_it_has(api):
+    with contextlib.closing(Control(api.url, TOKEN, "w1", "i1", ["prep"], gpus=4)) as control:
+        control.claim(0)
+    assert api.next("claim")[0]["gpus"] == 4
+
+
+def test_a_child_is_told_nothing_that_opens_the_api_the_queue_or_the_database():
+    opening = ("API_KEY", "API_KEY_FILE", "WORKER_TOKEN_FILE", "BROKER_URL", "DATABASE_URL", "DATABASE_PASSWORD_FILE")
+    told = for_children({"AERIE_STORE": "file:///s", **{f"AERIE_{name}": "secret" for name in opening}})
+    assert "secret" not in told.values()
+    assert told["AERIE_STORE"] == "file:///s"

@@ -6,6 +6,7 @@ what is not Aerie's answer is called that. Documents are believed once they say 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -42,6 +43,12 @@ class BadKeyFile(AerieError):
     code, status = "api.key_file", 422
 
 
+class PlainHttpRefused(AerieError):
+    """The API key would cross a network in clear text, and nobody asked for that."""
+
+    code, status = "api.plain_http", 422
+
+
 class Damaged(AerieError):
     """A download is not what its manifest says."""
 
@@ -55,34 +62,67 @@ def find_url(url: str | None, folder: Path) -> str:
     if found := os.environ.get("AERIE_URL"):
         return checked_url(found, "AERIE_URL")
     place = folder / "run" / "server.json"
-    try:
-        with place.open("rb") as file:
-            stated = strict_json.loads_object(file.read(65536))["url"]
-    except (OSError, ValueError, KeyError):
+    if (stated := _stated_url(folder)) is None:
         raise NotReachable(
             f"no API is running: neither --url nor AERIE_URL is given, and {place} does not say",
             remedy=f"start one with `aerie up --dir {folder}`, or name one with --url",
-        ) from None
-    return checked_url(str(stated), str(place))
+        )
+    return checked_url(stated, str(place))
 
 
-def find_key(folder: Path) -> str | None:
-    """The API key: AERIE_API_KEY, the content of AERIE_API_KEY_FILE, or the first admin key of the house in `folder`.
-
-    Never an argument: arguments can be read by everybody on the machine. Raises BadKeyFile.
-    """
-    if given := os.environ.get("AERIE_API_KEY"):
-        return given.strip()
-    named = os.environ.get("AERIE_API_KEY_FILE")
-    place = Path(named) if named else folder / "run" / "admin.key"
+def _stated_url(folder: Path) -> str | None:
+    """Where the house in `folder` says that it listens."""
     try:
-        return place.read_text().strip() or None
+        with (folder / "run" / "server.json").open("rb") as file:
+            return str(strict_json.loads_object(file.read(65536))["url"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def find_key(url: str, folder: Path) -> str | None:
+    """The API key for `url`: AERIE_API_KEY, the content of AERIE_API_KEY_FILE, or, where `url` is the house in `folder`, its
+    first admin key, which is sent nowhere else. Never an argument: arguments can be read by everybody on the machine.
+
+    Raises BadKeyFile.
+    """
+    if given := os.environ.get("AERIE_API_KEY", "").strip():
+        return given
+    if not (named := os.environ.get("AERIE_API_KEY_FILE")):
+        return house_key(folder) if url == _stated_url(folder) else None
+    try:
+        return Path(named).read_text().strip() or None
     except (OSError, ValueError) as error:
-        if named is None:
-            return None
         raise BadKeyFile(
             f"AERIE_API_KEY_FILE is {named}: {error}", remedy="name a file that holds an API key"
         ) from None
+
+
+def house_key(folder: Path) -> str | None:
+    """The first admin key of the house in `folder`, if it asks for keys. Raises BadKeyFile."""
+    place = folder / "run" / "admin.key"
+    try:
+        return place.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BadKeyFile(f"{place}: {error}", remedy="let AERIE_API_KEY_FILE name a key that you may read") from None
+
+
+def check_transport(url: str, key: str | None) -> None:
+    """Raise PlainHttpRefused where `key` would cross a network in clear text and nobody said that something encrypts it."""
+    given = httpx.URL(url)
+    if key is None or given.scheme == "https" or os.environ.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
+        return
+    name = given.host.rstrip(".")
+    try:
+        here = name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        here = False
+    if not here:
+        raise PlainHttpRefused(
+            f"{url} is another machine's and not encrypted: the API key could be read on the way",
+            remedy="use https, or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",
+        )
 
 
 def checked_url(text: str, source: str) -> str:
@@ -137,8 +177,11 @@ class Api:
 
     @classmethod
     def found(cls, url: str | None, folder: Path) -> Api:
-        """The API that the options and the environment name. Raises NotReachable, BadUrl, BadKeyFile."""
-        return cls(find_url(url, folder), key=find_key(folder))
+        """The API that the options and the environment name. Raises NotReachable, BadUrl, BadKeyFile, PlainHttpRefused."""
+        place = find_url(url, folder)
+        key = find_key(place, folder)
+        check_transport(place, key)
+        return cls(place, key=key)
 
     def call(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None,

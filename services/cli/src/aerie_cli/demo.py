@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from aerie_cli.client import DEFAULT_DIR, Api, checked_url, job_path
+from aerie_cli.client import DEFAULT_DIR, Api, checked_url, house_key, job_path
 from aerie_cli.download import download_bar, download_drafter
 from aerie_cli.exits import NotReachable, status_of_job
 from aerie_cli.house import read_server, tail
@@ -70,7 +70,7 @@ def demo(
     example, home = checkout() / EXAMPLE, folder.absolute() / "demo"
     home.mkdir(parents=True, exist_ok=True)
     job = make_job(example, home, [*([f"training.epochs={epochs}"] if epochs else []), *(changes or ())])
-    with house(folder.absolute(), *crew(workers, threads)) as url, Api(url) as api:
+    with house(folder.absolute(), *crew(workers, threads)) as url, Api(url, key=house_key(folder)) as api:
         posted = post(api, job)
         _say(f"posted {posted['id']} as {posted['name']}")
         finished = follow_or_cancel(api, posted["id"])

@@ -23,7 +23,7 @@ from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
 from aerie_worker.doorbells import Doorbell
 from aerie_worker.doorbells.poll import Poll
-from aerie_worker.executors.local import Local
+from aerie_worker.executors.local import Local, machine_gpus
 from aerie_worker.worker import Worker
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.rings import PREFIX
@@ -138,8 +138,9 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
         check_transport(options.url, environment)
         place = environment.get("AERIE_API_CA")
         control = Control(
-            options.url, token, options.worker_id, secrets.token_hex(8), queues, Path(place) if place else None
-        )
+            options.url, token, options.worker_id, secrets.token_hex(8), queues, Path(place) if place else None,
+            machine_gpus(environment),
+        )  # fmt: skip
         inbox = Inbox()
         place = environment.get("AERIE_SCRATCH")
         scratch = Path(place) / options.worker_id if place else Path(tempfile.mkdtemp(prefix="aerie-worker-"))

@@ -109,9 +109,11 @@ class Control:
     """The API's internal routes, for one start of one worker."""
 
     def __init__(
-        self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str], ca: Path | None = None
-    ) -> None:
-        """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free.
+        self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str], ca: Path | None = None,
+        gpus: int = 0,
+    ) -> None:  # fmt: skip
+        """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free; `gpus` is
+        how many a unit has while this worker runs it.
 
         `ca`: PEM file of who signed the API's certificate; default: those that this machine trusts. Raises Untrusted.
         """
@@ -122,7 +124,7 @@ class Control:
             verify=trusting(ca) if url.startswith("https:") else True,
         )
         self._token = token
-        self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues)
+        self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues, gpus=gpus)
 
     def claim(self, wait_s: float, queues: list[str] | None = None) -> Assignment | None:
         """A unit to run (of `queues`; default: all that this worker serves), or None when none came within `wait_s` seconds.

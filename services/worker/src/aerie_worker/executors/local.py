@@ -7,7 +7,8 @@ share a verifier share a child there. On a CPU the kernel gives memory back, and
 
 from __future__ import annotations
 
-import os
+import itertools
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,14 @@ from eagle3_core.jobs.wire import Assignment
 SHARING = frozenset({"generate", "extract", "evaluate"})
 """Stages that leave nothing on a GPU but the verifier."""
 
-_NOT_FOR_CHILDREN = ("AERIE_WORKER_TOKEN_FILE", "AERIE_BROKER_URL", "AERIE_BROKER_URL_FILE")
+_NOT_FOR_CHILDREN = frozenset(
+    f"AERIE_{name}"
+    for name in (
+        "WORKER_TOKEN_FILE", "BROKER_URL", "BROKER_URL_FILE", "API_KEY", "API_KEY_FILE", "ADMIN_KEY_FILE",
+        "DATABASE_URL", "DATABASE_PASSWORD_FILE",
+    )
+)  # fmt: skip
+"""What opens the API, the queue or the database."""
 _DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -32,9 +40,18 @@ def fits(last: Assignment | None, following: Assignment, has_gpu: bool) -> bool:
     return same_verifier and last.stage in SHARING and following.stage in SHARING
 
 
-def machine_has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU that this process may see."""
-    return Path("/dev/nvidia0").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+def machine_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """How many NVIDIA GPUs of this machine a process with this environment may see (CUDA's rule: up to the first that is none)."""
+    there = sum(re.fullmatch(r"nvidia\d+", found.name) is not None for found in devices.glob("nvidia*"))
+    if (named := environment.get("CUDA_VISIBLE_DEVICES")) is None:
+        return there
+    seen = itertools.takewhile(lambda name: name not in ("", "-1"), (part.strip() for part in named.split(",")))
+    return min(there, len(list(seen)))
+
+
+def for_children(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child of a worker with this one."""
+    return _DEFAULTS | {name: value for name, value in environment.items() if name not in _NOT_FOR_CHILDREN}
 
 
 class Local:
@@ -47,10 +64,10 @@ class Local:
         """`scratch` is this worker's own folder; what an earlier start left there is removed."""
         shutil.rmtree(scratch, ignore_errors=True)
         self._scratch = scratch
-        self._environment = _DEFAULTS | {k: v for k, v in environment.items() if k not in _NOT_FOR_CHILDREN}
+        self._environment = for_children(environment)
         self._inbox = inbox
         self._command = command
-        self._has_gpu = machine_has_gpu() if has_gpu is None else has_gpu
+        self._has_gpu = machine_gpus(environment) > 0 if has_gpu is None else has_gpu
         self._child: ChildProcess | None = None
         self._last: Assignment | None = None
         self._started = 0
