@@ -50,7 +50,7 @@ def test_every_error_is_a_problem_document(api, method, path, status, code):
     [
         ("DELETE", "/jobs", "GET, HEAD, POST"),
         ("PUT", "/v1/jobs", "GET, HEAD, POST"),
-        ("POST", "/jobs/x", "DELETE, GET, HEAD"),
+        ("POST", "/jobs/x", "GET, HEAD, DELETE"),
         ("GET", "/jobs/x/cancel", "POST"),
         ("HEAD", "/jobs/x/cancel", "POST"),
         ("GET", "/jobs:plan", "POST"),

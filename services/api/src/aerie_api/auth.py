@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from fastapi import Depends, Request
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from eagle3_core.errors import AerieError
 
@@ -82,10 +83,19 @@ def same_secret(secret: str, stored: str) -> bool:
     return hmac.compare_digest(secret_hash(secret), stored)
 
 
-def needs(scope: Scope) -> Callable[[Request], Caller]:
+_DESCRIBED = HTTPBearer(
+    scheme_name="key", auto_error=False,
+    description="An API key, `aerie_<id>_<secret>`. The embedded house, on the loopback address, serves without one.",
+)  # fmt: skip
+"""For the OpenAPI document only: keys are looked up by `tenants.gate`, before a body is read."""
+
+
+def needs(scope: Scope) -> Callable[..., Caller]:
     """The dependency of a route that takes `scope`. Raises ScopeMissing, Unauthenticated."""
 
-    def caller(request: Request) -> Caller:
+    def caller(
+        request: Request, _described: Annotated[HTTPAuthorizationCredentials | None, Security(_DESCRIBED)]
+    ) -> Caller:
         found: Caller | None = request.scope.get("aerie_caller")
         if found is None:
             raise Unauthenticated("the request carries no API key", remedy="send Authorization: Bearer aerie_...")
@@ -104,7 +114,7 @@ def _listed(scopes: Iterable[str]) -> str:
     return ", ".join(sorted(scopes)) or "none"
 
 
-Reader = Annotated[Caller, Depends(needs("jobs:read"))]
-Writer = Annotated[Caller, Depends(needs("jobs:write"))]
-Deployer = Annotated[Caller, Depends(needs("deploy"))]
-Admin = Annotated[Caller, Depends(needs("admin"))]
+Reader = Annotated[Caller, Security(needs("jobs:read"), scopes=["jobs:read"])]
+Writer = Annotated[Caller, Security(needs("jobs:write"), scopes=["jobs:write"])]
+Deployer = Annotated[Caller, Security(needs("deploy"), scopes=["deploy"])]
+Admin = Annotated[Caller, Security(needs("admin"), scopes=["admin"])]

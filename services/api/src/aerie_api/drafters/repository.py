@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.orm import Session
 
 from aerie_api.tables import Drafter
+from eagle3_core.errors import AerieError
+
+
+class DrafterMissing(AerieError):
+    """There is no such drafter."""
+
+    code, status = "drafter.missing", 404
 
 
 class DrafterRepository:
@@ -28,8 +35,11 @@ class DrafterRepository:
         self.session.execute(delete(Drafter).where(Drafter.tenant == self.tenant, Drafter.job_id == job_id))
 
     def newest_first(self, limit: int, after: str | None = None) -> list[Drafter]:
-        """Up to `limit` drafters, older than the one called `after`."""
+        """Up to `limit` drafters, older than the one called `after`. Raises DrafterMissing."""
         query = select(Drafter).where(Drafter.tenant == self.tenant)
-        if after is not None and (last := self.named(after)) is not None:
-            query = query.where(Drafter.created_at < last.created_at)
+        if after is not None:
+            if (last := self.named(after)) is None:
+                raise DrafterMissing(f"no drafter {after!r}", remedy="GET /drafters lists the drafters")
+            as_old = and_(Drafter.created_at == last.created_at, Drafter.name > last.name)
+            query = query.where(or_(Drafter.created_at < last.created_at, as_old))
         return list(self.session.scalars(query.order_by(Drafter.created_at.desc(), Drafter.name).limit(limit)))

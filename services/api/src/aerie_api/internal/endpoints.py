@@ -9,7 +9,8 @@ import hmac
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -26,7 +27,16 @@ router = APIRouter(prefix="/internal/v1", tags=["workers"])
 Inside = Annotated[House, Depends(house_of)]
 
 
-def bearer(authorization: Annotated[str, Header()] = "") -> str:
+_DESCRIBED = HTTPBearer(
+    scheme_name="token", auto_error=False, description="The fleet's worker token; about a unit, that of its attempt."
+)
+"""For the OpenAPI document only."""
+
+
+def bearer(
+    _described: Annotated[HTTPAuthorizationCredentials | None, Security(_DESCRIBED)],
+    authorization: Annotated[str, Header(include_in_schema=False)] = "",
+) -> str:
     """The request's bearer token. Raises UnknownToken."""
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token:

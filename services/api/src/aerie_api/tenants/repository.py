@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from aerie_api.auth import Caller
@@ -75,17 +75,22 @@ class KeyRepository:
     def locked(self, key_id: str) -> ApiKey:
         """The key `key_id`, locked. Raises KeyMissing."""
         query = select(ApiKey).where(ApiKey.id == key_id).with_for_update()
-        if (key := self.session.scalar(query, execution_options={"populate_existing": True})) is None:
+        return self._found(self.session.scalar(query, execution_options={"populate_existing": True}), key_id)
+
+    def _found(self, row: ApiKey | None, key_id: str) -> ApiKey:
+        if row is None:
             raise KeyMissing(f"no API key {key_id!r}", remedy="GET /keys lists them")
-        return key
+        return row
 
     def page(self, tenant: str | None, after: str | None, limit: int) -> list[ApiKey]:
-        """Up to `limit` keys, newest first, older than `after`."""
+        """Up to `limit` keys, newest first, older than `after`. Raises KeyMissing."""
         query = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id).limit(limit)
         if tenant is not None:
             query = query.where(ApiKey.tenant == tenant)
-        if after is not None and (last := self.find(after)) is not None:
-            query = query.where(ApiKey.created_at < last.created_at)
+        if after is not None:
+            last = self._found(self.find(after), after)
+            as_old = and_(ApiKey.created_at == last.created_at, ApiKey.id > last.id)
+            query = query.where(or_(ApiKey.created_at < last.created_at, as_old))
         return list(self.session.scalars(query))
 
     def any_admin(self, now: float) -> bool:

@@ -19,7 +19,7 @@ def list_workers(
     caller: Reader, inside: Inside, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
 ) -> WorkerList:
     """Who asked for work, who is at it, who was set aside and why."""
-    return inside.workers.list(caller.tenant, after, limit)
+    return inside.workers.list(caller, after, limit)
 
 
 @router.post("/workers/{worker_id}/readmit", operation_id="readmit_worker")

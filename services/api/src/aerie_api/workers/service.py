@@ -24,13 +24,13 @@ class WorkerService:
         self._db = db
         self._clock = clock
 
-    def list(self, tenant: str, after: str | None, limit: int) -> WorkerList:
-        """Up to `limit` workers, by name."""
+    def list(self, caller: Caller, after: str | None, limit: int) -> WorkerList:
+        """Up to `limit` workers, by name. Of what others' units did on them only the operator learns."""
         with self._db.read() as session:
-            fleet = FleetRepository(session, tenant)
+            fleet = FleetRepository(session, caller.tenant)
             rows = fleet.page(after, limit + 1)
             running = fleet.running([row.id for row in rows])
-        data = [self._shown(row, running.get(row.id), fleet.tenant) for row in rows[:limit]]
+        data = [self._shown(row, running.get(row.id), caller) for row in rows[:limit]]
         return WorkerList(
             data=data, has_more=len(rows) > limit,
             first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
@@ -44,14 +44,14 @@ class WorkerService:
             if worker.set_aside is not None:
                 readmit(session, worker, self._clock())
                 AuditRepository(session).note(caller, self._clock(), "worker.readmit", worker_id[:64])
-            return self._shown(worker, fleet.running([worker_id]).get(worker_id), fleet.tenant)
+            return self._shown(worker, fleet.running([worker_id]).get(worker_id), caller)
 
-    def _shown(self, row: WorkerRow, unit: Unit | None, tenant: str) -> Worker:
+    def _shown(self, row: WorkerRow, unit: Unit | None, caller: Caller) -> Worker:
         return Worker(
             id=row.id, state=self._state(row, unit), queues=row.queues,  # type: ignore[arg-type]
-            unit=_unit(unit) if unit is not None and unit.tenant == tenant else None,
+            unit=_unit(unit) if unit is not None and unit.tenant == caller.tenant else None,
             first_seen=row.first_seen, last_seen=row.last_seen, set_aside_at=row.set_aside_at,
-            reason=Problem.model_validate(row.set_aside) if row.set_aside else None,
+            reason=_reason(row, in_full="admin" in caller.scopes),
         )  # fmt: skip
 
     def _state(self, row: WorkerRow, unit: Unit | None) -> WorkerState:
@@ -60,6 +60,14 @@ class WorkerService:
         if unit is not None:
             return "busy"
         return "waiting" if row.last_seen >= self._clock() - WORKER_GONE_S else "silent"
+
+
+def _reason(row: WorkerRow, *, in_full: bool) -> Problem | None:
+    """Why a worker was set aside; not `in_full` without what its last unit said, which may be another tenant's."""
+    if row.set_aside is None:
+        return None
+    reason = Problem.model_validate(row.set_aside)
+    return reason if in_full else reason.model_copy(update={"detail": f"worker {row.id} failed several units in a row"})
 
 
 def _unit(unit: Unit) -> WorkerUnit:
