@@ -318,7 +318,7 @@ def test_what_a_removed_job_made_of_a_data_set_is_deleted_too(swift: Any):
     job = swift.post()["id"]
     swift.worker().run(also=True)
     with swift.house.db.write() as session:
-        session.delete(JobRepository(session).get(job))
+        session.delete(JobRepository(session, "default").get(job))
 
     proof = swift.http.post("/storage/deletions", json={"dataset": "file:///data/train.jsonl"}).json()
 
