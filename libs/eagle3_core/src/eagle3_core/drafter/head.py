@@ -70,7 +70,7 @@ class Head:
         self._head_VdH = head
         most = max(1, HEAD_BYTES // (len(head) * head.element_size()))
         self._chunks = layout.label_chunks(most)
-        self.valid_MK = torch.from_numpy(layout.valid_MK).to(head.device, non_blocking=True)
+        self.valid_MK = tables["valid_MK"].view(-1, layout.steps) > 0
 
     def run(
         self, fed_PH: Tensor, final_FH: Tensor, final_row_U: Tensor, *, learn: bool, train_head: bool

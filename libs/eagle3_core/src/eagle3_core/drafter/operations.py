@@ -116,6 +116,10 @@ class Operations(Protocol):
         """[n, c]: sum over the steps of x at the pair rows `pair_Kn` (-1: none), plus `first` [n, c]."""
         ...
 
+    def scale(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
+        """out = x factor, a float32 scalar on the device, rounded once."""
+        ...
+
     def score(
         self, logits_RVd: Tensor, teacher_UVd: Tensor, label_R: Tensor, first_label: int, loss: LossName, *, overlap: bool
     ) -> Scores:  # fmt: skip

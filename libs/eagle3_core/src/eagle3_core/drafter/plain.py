@@ -124,6 +124,10 @@ class PlainOperations:
             total.index_add_(0, there, x.index_select(0, pair_n[there]))
         return total
 
+    def scale(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
+        """See `Operations.scale`."""
+        torch.mul(x, factor, out=out)
+
     def score(
         self, logits_RVd: Tensor, teacher_UVd: Tensor, label_R: Tensor, first_label: int, loss: LossName, *, overlap: bool
     ) -> Scores:  # fmt: skip

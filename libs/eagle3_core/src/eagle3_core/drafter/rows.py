@@ -49,8 +49,6 @@ class RowLayout:
     """U."""
     learning_ends: Ints
     """[U]: learning rows up to and with each label's."""
-    valid_MK: NDArray[np.bool_]
-    """`ChainPlan.valid_MK` in this module's order of the chains."""
     chains_of: tuple[Ints, ...]
     """Per document: its chains (numbers in this order), ascending; documents without any are left out."""
     key_range_of: tuple[tuple[int, int], ...]
@@ -100,67 +98,61 @@ def lay_out(plan: ChainPlan, offsets: NDArray[Any]) -> RowLayout:
     key_J = local_J + np.repeat(starts, lengths)
     shift_M = (key_offsets[:-1] - starts)[document_M]
 
-    counts = tuple(int((depth_M > k).sum()) for k in range(steps))
+    counts = [int((depth_M > k).sum()) for k in range(steps)]
     first_row = np.concatenate([[0], np.cumsum(counts)])
-    chain_P = np.concatenate([np.arange(n) for n in counts])
-    step_P = np.repeat(np.arange(steps), counts)
-    start_P = (start_M + shift_M)[chain_P]
-    token_P = start_P + step_P
-    token_E, query_P = np.unique(token_P, return_inverse=True)
-    head = _head_tables(start_M, valid_MK, first_row, np.asarray(offsets)[1:][document_M])
+    row_M, first_M, local_M = start_M + shift_M, key_offsets[:-1][document_M], start_M - starts[document_M]
+    # A chain's step k and the token that it reads name one another, so all that is sorted by token is found by scatter.
+    pair_KJ, learns_KJ = np.full((steps, len(key_J)), -1, dtype=np.int32), np.zeros((steps, len(key_J)), dtype=bool)
+    for k, n in enumerate(counts):
+        pair_KJ[k, row_M[:n] + k] = np.arange(first_row[k], first_row[k + 1])
+        learns_KJ[k, row_M[:n] + k] = valid_MK[:n, k]
+
+    def by_pair(of_M: Ints, forward: int = 0) -> Ints:
+        """[P]: what each chain has, plus `forward` a step."""
+        return np.concatenate([of_M[:n] + forward * k for k, n in enumerate(counts)])
+
+    token_E, query_J = _numbered((pair_KJ >= 0).any(0))
+    row_U, label_J = _numbered(learns_KJ.any(0))
+    row_R, step_R = np.nonzero(np.ascontiguousarray(learns_KJ.T))
+    pair_R, token_P = pair_KJ[step_R, row_R], by_pair(row_M, 1)
+    text_J = np.where(key_J + 2 < np.repeat(np.asarray(offsets[1:]), lengths), key_J + 2, -1)
     tables: dict[str, NDArray[Any]] = {
         "position_J": key_J,
         "rotation_J": local_J + 1,
-        "start_P": start_P,
-        "first_P": key_offsets[:-1][document_M[chain_P]],
-        "rotation_P": (start_M - starts[document_M])[chain_P] + 1 + step_P,
+        "start_P": by_pair(row_M),
+        "first_P": by_pair(first_M),
+        "rotation_P": by_pair(local_M + 1, 1),
         "token_P": token_P,
         "token_E": token_E,
-        "query_P": query_P,
-        "key_pair_KJ": _inverse(token_P, step_P, steps, len(key_J), later_only=True),
-        "query_pair_KE": _inverse(query_P, step_P, steps, len(token_E), later_only=False),
+        "query_P": query_J[token_P],
+        "key_pair_KJ": np.concatenate([np.full((1, len(key_J)), -1, dtype=np.int32), pair_KJ[1:]]),
+        "query_pair_KE": pair_KJ[:, token_E],
         "offset_K": first_row[:-1],
-        **head,
+        # Learning rows: their pair row, place in [M, K], label, and the token that the text has.
+        "pair_R": pair_R,
+        "entry_R": (pair_R - first_row[step_R]) * steps + step_R,
+        "label_R": label_J[row_R],
+        "text_R": text_J[row_R],
+        "position_U": key_J[row_U] + 1,
+        "valid_MK": valid_MK,
     }
-    present, chains_of, key_range_of = np.unique(document_M), [], []
-    for document in present:
+    chains_of, key_range_of = list[Ints](), list[tuple[int, int]]()
+    for document in np.flatnonzero(np.diff(plan.row_offsets)):
         chains = np.flatnonzero(document_M == document)
         first = int(key_offsets[document])
         chains_of.append(chains)
         key_range_of.append((first, int(start_M[chains].max() - starts[document]) + 1 + first))
-    label_ends = np.cumsum(np.bincount(head["label_R"])) if len(head["label_R"]) else np.zeros(0, dtype=np.int64)
+    label_ends = np.cumsum(learns_KJ.sum(0)[row_U])
     return RowLayout(
-        steps, len(key_J), bool((key_J == np.arange(len(key_J))).all()), counts, tuple(int(x) for x in first_row),
-        int(lengths.max(initial=0)) + 1, len(label_ends), label_ends, valid_MK, tuple(chains_of), tuple(key_range_of),
+        steps, len(key_J), bool((key_J == np.arange(len(key_J))).all()), tuple(counts), tuple(int(x) for x in first_row),
+        int(lengths.max(initial=0)) + 1, len(label_ends), label_ends, tuple(chains_of), tuple(key_range_of),
         {name: np.ascontiguousarray(table, dtype=np.int32).reshape(-1) for name, table in tables.items()},
     )  # fmt: skip
 
 
-def _head_tables(start_M: Ints, valid_MK: NDArray[np.bool_], first_row: Ints, end_M: Ints) -> dict[str, Ints]:
-    """Learning rows by label: their pair row, their place in [M, K], their label's number, the token that the text has."""
-    chain_R, step_R = np.nonzero(valid_MK)
-    position_R = start_M[chain_R] + 1 + step_R
-    by_label = np.argsort(position_R, kind="stable")
-    chain_R, step_R, position_R = chain_R[by_label], step_R[by_label], position_R[by_label]
-    position_U, label_R = np.unique(position_R, return_inverse=True)
-    return {
-        "pair_R": first_row[step_R] + chain_R,
-        "entry_R": chain_R * valid_MK.shape[1] + step_R,
-        "label_R": label_R,
-        "position_U": position_U,
-        "text_R": np.where(position_R + 1 < end_M[chain_R], position_R + 1, -1),
-    }
-
-
-def _inverse(row_P: Ints, step_P: Ints, steps: int, rows: int, *, later_only: bool) -> Ints:
-    """[K, rows]: the pair row of a step that reads a row, or -1; without step 0 if `later_only`."""
-    found = np.full((steps, rows), -1, dtype=np.int64)
-    pair_P = np.arange(len(row_P))
-    if later_only:
-        later = step_P > 0
-        row_P, step_P, pair_P = row_P[later], step_P[later], pair_P[later]
-    found[step_P, row_P] = pair_P
-    return found
+def _numbered(chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """(the chosen rows, and for each of all rows its number among them)."""
+    return np.flatnonzero(chosen), np.cumsum(chosen) - 1
 
 
 class Tables:

@@ -138,9 +138,10 @@ class _Pass:
         self._sent = None
         gradients = Gradients(self.drafter.config, names, sent.d_fed_PH)
         if sent.d_head_VdH is not None:
-            torch.mul(sent.d_head_VdH, d_numerator, out=gradients.named[HEAD])
+            self._ops.scale(sent.d_head_VdH, d_numerator, gradients.named[HEAD])
             sent.d_head_VdH = None
-        self._unroll.backward(sent.d_fed_PH.mul_(d_numerator), gradients.matrices, sent.d_norm.mul_(d_numerator))
+        self._ops.scale(sent.d_fed_PH, d_numerator, sent.d_fed_PH)
+        self._unroll.backward(sent.d_fed_PH, gradients.matrices, sent.d_norm.mul_(d_numerator))
         gradients.matrices.norm_H.copy_(sent.d_norm.sum(0))
         return gradients.named
 

@@ -30,6 +30,28 @@ from eagle3_core.drafter.operations import Attention, Operations
 from eagle3_core.drafter.rows import RowLayout, Tables
 
 
+class _Step:
+    """The rows of one step: views of the batch's buffers and tables, made once (a view takes the host some microseconds)."""
+
+    def __init__(self, unroll: Unroll, k: int) -> None:
+        layout, t, a = unroll.layout, unroll.tables, unroll.heads_width
+        z = layout.rows(k)
+        self.xh, self.r, self.xr, self.u = unroll.xh_PH[z], unroll.r_PH[z], unroll.xr_PH[z], unroll.u_PH[z]
+        self.fed = unroll.fed_PH[z] if unroll.config.norm_output else self.u
+        qkv = unroll.qkv_PW[z]
+        self.q = qkv[:, :a]
+        self.kv = qkv[:, a:] if k else None
+        self.made = qkv if k else self.q
+        """The columns of q, k and v that the step computes: only q in step 0."""
+        self.out, self.gate_up, self.act = unroll.out_PA[z], unroll.gu_P2I[z], unroll.act_PI[z]
+        self.rstd_r, self.rstd_u, self.rstd_in = unroll.rstd_r_P[z], unroll.rstd_u_P[z], unroll.rstd_in_P[z]
+        self.rotation, self.query = t["rotation_P"][z], t["query_P"][z]
+        self.token = t["token_P"][z] if k else None
+        self.start = None if k else t["start_P"][z]
+        self.before = unroll.fed_PH[layout.rows(k - 1, layout.counts[k])] if k else unroll.hid_JH
+        """What the chains were fed; in step 0 the key rows' hidden states, of which `start` picks theirs."""
+
+
 class Unroll:
     """The chains of one batch."""
 
@@ -38,10 +60,11 @@ class Unroll:
         rotation: tuple[Tensor, Tensor],
     ) -> None:  # fmt: skip
         """`rotation`: cosines and sines [positions, D/2] float32."""
-        self.config, self._ops, self._w, self._layout, self._tables = config, ops, weights, layout, tables
+        self.config, self._ops, self._w, self.layout, self.tables = config, ops, weights, layout, tables
         self._rotation = rotation
         c = config
-        self._a, self._kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.heads_width, self._kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        """A, KV."""
         like, pairs, keys = weights.fc_H3H, layout.pairs, layout.keys
 
         def rows(count: int, width: int) -> Tensor:
@@ -52,32 +75,35 @@ class Unroll:
 
         hidden, inner = c.hidden_size, c.intermediate_size
         self._new, self._scalars = rows, scalars
-        self._hid_JH, self._xh_JH, self._xe_JH = rows(keys, hidden), rows(keys, hidden), rows(keys, hidden)
-        self._xh_PH, self._r_PH, self._xr_PH = rows(pairs, hidden), rows(pairs, hidden), rows(pairs, hidden)
-        self._u_PH, self._out_PA, self._qkv_PW = rows(pairs, hidden), rows(pairs, self._a), rows(pairs, self.width)
-        self._gu_P2I, self._act_PI = rows(pairs, 2 * inner), rows(pairs, inner)
-        self._rstd_key_J, self._rstd_in_P = scalars(keys), scalars(pairs)
-        self._rstd_r_P, self._rstd_u_P = scalars(pairs), scalars(pairs)
-        self.fed_PH = rows(pairs, hidden) if c.norm_output else self._u_PH
+        self.hid_JH, self._xh_JH, self._xe_JH = rows(keys, hidden), rows(keys, hidden), rows(keys, hidden)
+        self.xh_PH, self.r_PH, self.xr_PH = rows(pairs, hidden), rows(pairs, hidden), rows(pairs, hidden)
+        self.u_PH, self.out_PA, self.qkv_PW = (
+            rows(pairs, hidden),
+            rows(pairs, self.heads_width),
+            rows(pairs, self.width),
+        )
+        self.gu_P2I, self.act_PI = rows(pairs, 2 * inner), rows(pairs, inner)
+        self._rstd_key_J, self.rstd_in_P = scalars(keys), scalars(pairs)
+        self.rstd_r_P, self.rstd_u_P = scalars(pairs), scalars(pairs)
+        self.fed_PH = rows(pairs, hidden) if c.norm_output else self.u_PH
         """What each row leaves: the next step's hidden state, and what the head reads."""
+        self._steps = [_Step(self, k) for k in range(layout.steps) if layout.counts[k]]
 
     @property
     def width(self) -> int:
         """W."""
-        return self._a + 2 * self._kv
+        return self.heads_width + 2 * self._kv
 
     def forward(self, aux_J3H: Tensor, embedding_VH: Tensor, token_J: Tensor) -> None:
         """Fill `fed_PH` from aux states and the input tokens (verifier ids) of the key rows."""
-        attention = self._keys(aux_J3H, embedding_VH, token_J)
-        for k in range(self._layout.steps):
-            if self._layout.counts[k]:
-                self._step(k, attention)
-        self._attention = attention
+        self._attention = self._keys(aux_J3H, embedding_VH, token_J)
+        for k in range(len(self._steps)):
+            self._step(k)
 
     def _keys(self, aux_J3H: Tensor, embedding_VH: Tensor, token_J: Tensor) -> Attention:
         """What is computed once per key row or token."""
-        c, ops, w, eps, t = self.config, self._ops, self._w, self.config.rms_norm_eps, self._tables
-        hidden, keys, a = c.hidden_size, self._layout.keys, self._a
+        c, ops, w, eps, t = self.config, self._ops, self._w, self.config.rms_norm_eps, self.tables
+        hidden, keys, a = c.hidden_size, self.layout.keys, self.heads_width
         if c.fc_norm:
             self._aux_gain = torch.cat(w.fc_norms)
             self._aux_J3H, fc = self._new(keys, 3 * hidden), ops.fold(w.fc_H3H, self._aux_gain)
@@ -85,8 +111,8 @@ class Unroll:
             ops.norm(aux_J3H.reshape(-1, hidden), None, eps, flat, self._scalars(3 * keys))
         else:
             self._aux_J3H, fc = aux_J3H.to(w.fc_H3H.dtype), w.fc_H3H
-        torch.mm(self._aux_J3H, fc.T, out=self._hid_JH)
-        ops.norm(self._hid_JH, w.hidden_norm_H, eps, self._xh_JH, self._rstd_key_J)
+        torch.mm(self._aux_J3H, fc.T, out=self.hid_JH)
+        ops.norm(self.hid_JH, w.hidden_norm_H, eps, self._xh_JH, self._rstd_key_J)
         ops.norm(embedding_VH, None, eps, self._xe_JH, self._scalars(keys), rows=token_J)
         folded_WH = ops.fold(w.embedding_WH, w.embedding_norm_H)
         self._xe_EH = self._xe_JH.index_select(0, t["token_E"])
@@ -95,42 +121,36 @@ class Unroll:
         keys_J2KV = self._xh_JH @ w.hidden_WH[a:].T
         kv_heads = c.num_kv_heads
         ops.rotate(keys_J2KV, t["rotation_J"], 2 * kv_heads, kv_heads, self._rotation, add=self._token_kv_J2KV)
-        torch.index_select(self._xh_JH, 0, t["start_P"][self._layout.rows(0)], out=self._xh_PH[self._layout.rows(0)])
-        return ops.attention(self._layout, t, self._qkv_PW, keys_J2KV, self._out_PA)
+        first = self._steps[0]
+        torch.index_select(self._xh_JH, 0, _there(first.start), out=first.xh)
+        return ops.attention(self.layout, t, self.qkv_PW, keys_J2KV, self.out_PA)
 
-    def _step(self, k: int, attention: Attention) -> None:
-        c, ops, w, eps, t = self.config, self._ops, self._w, self.config.rms_norm_eps, self._tables
-        z, a = self._layout.rows(k), self._a
-        columns = a if k == 0 else self.width
-        torch.mm(self._xh_PH[z], w.hidden_WH[:columns].T, out=self._qkv_PW[z, :columns])
-        ops.rotate(self._qkv_PW[z, :a], t["rotation_P"][z], c.num_heads, c.num_heads, self._rotation,
-                   add=self._token_q_EA, rows=t["query_P"][z])  # fmt: skip
-        if k:
-            ops.rotate(self._qkv_PW[z, a:], t["rotation_P"][z], 2 * c.num_kv_heads, c.num_kv_heads, self._rotation,
-                       add=self._token_kv_J2KV, rows=t["token_P"][z])  # fmt: skip
-        attention.forward(k)
-        before, rows = (self._hid_JH, t["start_P"][z]) if k == 0 else (self.fed_PH[self._previous(k)], None)
-        ops.norm(before, w.mlp_norm_H, eps, self._xr_PH[z], self._rstd_r_P[z], add=self._out_PA[z] @ w.out_HA.T,
-                 rows=rows, total=self._r_PH[z])  # fmt: skip
-        torch.mm(self._xr_PH[z], w.gate_up_2IH.T, out=self._gu_P2I[z])
-        ops.gate(self._gu_P2I[z], self._act_PI[z])
-        self._hand_on(k, self._act_PI[z] @ w.down_HI.T)
+    def _step(self, k: int) -> None:
+        c, ops, w, s = self.config, self._ops, self._w, self._steps[k]
+        torch.mm(s.xh, w.hidden_WH.T if k else w.hidden_WH[: self.heads_width].T, out=s.made)
+        ops.rotate(s.q, s.rotation, c.num_heads, c.num_heads, self._rotation, add=self._token_q_EA, rows=s.query)
+        if s.kv is not None:
+            ops.rotate(s.kv, s.rotation, 2 * c.num_kv_heads, c.num_kv_heads, self._rotation,
+                       add=self._token_kv_J2KV, rows=s.token)  # fmt: skip
+        self._attention.forward(k)
+        ops.norm(
+            s.before, w.mlp_norm_H, c.rms_norm_eps, s.xr, s.rstd_r, add=s.out @ w.out_HA.T, rows=s.start, total=s.r
+        )
+        torch.mm(s.xr, w.gate_up_2IH.T, out=s.gate_up)
+        ops.gate(s.gate_up, s.act)
+        self._hand_on(k, s, s.act @ w.down_HI.T)
 
-    def _hand_on(self, k: int, mlp_nH: Tensor) -> None:
+    def _hand_on(self, k: int, s: _Step, mlp_nH: Tensor) -> None:
         """u, fed, and the next step's normed input."""
-        ops, w, eps, layout = self._ops, self._w, self.config.rms_norm_eps, self._layout
-        z = layout.rows(k)
-        following = layout.rows(k + 1) if k + 1 < layout.steps else slice(0, 0)
-        x_in, rstd_in = self._xh_PH[following], self._rstd_in_P[following]
+        ops, w, eps = self._ops, self._w, self.config.rms_norm_eps
+        following = self._steps[k + 1] if k + 1 < len(self._steps) else None
+        x_in, rstd_in = (following.xh, following.rstd_in) if following else (s.xh[:0], s.rstd_in[:0])
         if self.config.norm_output:
-            ops.norm(self._r_PH[z], w.norm_H, eps, self.fed_PH[z], self._rstd_u_P[z], add=mlp_nH, total=self._u_PH[z])
-            ops.norm(self.fed_PH[layout.rows(k, len(x_in))], w.hidden_norm_H, eps, x_in, rstd_in)
+            ops.norm(s.r, w.norm_H, eps, s.fed, s.rstd_u, add=mlp_nH, total=s.u)
+            if following is not None:
+                ops.norm(following.before, w.hidden_norm_H, eps, x_in, rstd_in)
         else:
-            ops.norm(self._r_PH[z], w.hidden_norm_H, eps, x_in, rstd_in, add=mlp_nH, total=self._u_PH[z])
-
-    def _previous(self, k: int) -> slice:
-        """The rows that the chains alive in step k have in the step before."""
-        return self._layout.rows(k - 1, self._layout.counts[k])
+            ops.norm(s.r, w.hidden_norm_H, eps, x_in, rstd_in, add=mlp_nH, total=s.u)
 
     def backward(self, d_fed_PH: Tensor, g: Matrices, d_norm: Tensor) -> None:
         """All weights' gradients but the head's, into `g`; `d_fed_PH` is used up.
@@ -138,57 +158,54 @@ class Unroll:
         `d_norm`: sums of the last norm's gain, to which eagle3.1 adds what its fed-back states send.
         """
         ops, hidden = self._ops, self.config.hidden_size
-        self._d_r_PH, self._d_out_PA = torch.empty_like(self._r_PH), torch.empty_like(self._out_PA)
-        self._d_qkv_PW = torch.empty_like(self._qkv_PW)
+        self._d_r_PH, self._d_out_PA = torch.empty_like(self.r_PH), torch.empty_like(self.out_PA)
+        self._d_qkv_PW = torch.empty_like(self.qkv_PW)
         self._attention.begin_backward(self._d_out_PA, self._d_qkv_PW)
         self._d_mlp_norm, self._d_hidden_norm = ops.gain_sums(hidden), ops.gain_sums(hidden)
-        for k in reversed(range(self._layout.steps)):
-            if self._layout.counts[k]:
-                self._step_backward(k, d_fed_PH, d_norm)
-        torch.mm(self._d_r_PH.T, self._out_PA, out=g.out_HA)
-        torch.mm(self._gu_P2I.T, self._xr_PH, out=g.gate_up_2IH)
-        torch.mm(d_fed_PH.T, self._act_PI, out=g.down_HI)
+        for k in reversed(range(len(self._steps))):
+            self._step_backward(k, d_fed_PH, d_norm)
+        torch.mm(self._d_r_PH.T, self.out_PA, out=g.out_HA)
+        torch.mm(self.gu_P2I.T, self.xr_PH, out=g.gate_up_2IH)
+        torch.mm(d_fed_PH.T, self.act_PI, out=g.down_HI)
         self._keys_backward(g)
         g.mlp_norm_H.copy_(self._d_mlp_norm.sum(0))
         g.hidden_norm_H.copy_(self._d_hidden_norm.sum(0))
 
     def _step_backward(self, k: int, d_fed_PH: Tensor, d_norm: Tensor) -> None:
-        c, ops, w, t = self.config, self._ops, self._w, self._tables
-        z, a = self._layout.rows(k), self._a
+        c, ops, w, s, a = self.config, self._ops, self._w, self._steps[k], self.heads_width
+        z = self.layout.rows(k)
+        d_u, d_r, d_qkv = d_fed_PH[z], self._d_r_PH[z], self._d_qkv_PW[z]
         if c.norm_output:  # d_fed becomes d_u in place
-            ops.norm_backward(d_fed_PH[z], self._u_PH[z], self._rstd_u_P[z], w.norm_H, d_fed_PH[z], d_norm)
-        d_u = d_fed_PH[z]
-        ops.gate_backward(self._gu_P2I[z], d_u @ w.down_HI)
-        ops.norm_backward(self._gu_P2I[z] @ w.gate_up_2IH, self._r_PH[z], self._rstd_r_P[z], w.mlp_norm_H,
-                          self._d_r_PH[z], self._d_mlp_norm, residual=d_u)  # fmt: skip
-        torch.mm(self._d_r_PH[z], w.out_HA, out=self._d_out_PA[z])
+            ops.norm_backward(d_u, s.u, s.rstd_u, w.norm_H, d_u, d_norm)
+        ops.gate_backward(s.gate_up, d_u @ w.down_HI)
+        ops.norm_backward(s.gate_up @ w.gate_up_2IH, s.r, s.rstd_r, w.mlp_norm_H, d_r, self._d_mlp_norm, residual=d_u)
+        torch.mm(d_r, w.out_HA, out=self._d_out_PA[z])
         self._attention.backward(k)
-        d_qkv, positions = self._d_qkv_PW[z], t["rotation_P"][z]
-        ops.rotate(d_qkv[:, :a], positions, c.num_heads, c.num_heads, self._rotation, inverse=True)
+        ops.rotate(d_qkv[:, :a], s.rotation, c.num_heads, c.num_heads, self._rotation, inverse=True)
         if k == 0:
             return
-        ops.rotate(d_qkv[:, a:], positions, 2 * c.num_kv_heads, c.num_kv_heads, self._rotation, inverse=True)
-        before = self._previous(k)
-        ops.norm_backward(d_qkv @ w.hidden_WH, self.fed_PH[before], self._rstd_in_P[z], w.hidden_norm_H,
-                          d_fed_PH[before], self._d_hidden_norm, residual=self._d_r_PH[z], accumulate=True)  # fmt: skip
+        ops.rotate(d_qkv[:, a:], s.rotation, 2 * c.num_kv_heads, c.num_kv_heads, self._rotation, inverse=True)
+        d_before = d_fed_PH[self.layout.rows(k - 1, self.layout.counts[k])]
+        ops.norm_backward(d_qkv @ w.hidden_WH, s.before, s.rstd_in, w.hidden_norm_H, d_before, self._d_hidden_norm,
+                          residual=d_r, accumulate=True)  # fmt: skip
 
     def _keys_backward(self, g: Matrices) -> None:
         """Step-0 keys and values, `fc`, and the token's share of the projections."""
-        c, ops, w, t, layout, a = self.config, self._ops, self._w, self._tables, self._layout, self._a
+        c, ops, w, t, layout, a = self.config, self._ops, self._w, self.tables, self.layout, self.heads_width
         d_kv = self._attention.key_gradient()
         ops.rotate(d_kv, t["rotation_J"], 2 * c.num_kv_heads, c.num_kv_heads, self._rotation, inverse=True)
-        first, starts = layout.rows(0), t["start_P"][layout.rows(0)]
+        first, starts = layout.rows(0), _there(self._steps[0].start)
         d_q0 = self._d_qkv_PW[first, :a]
         d_xh_JH = d_kv @ w.hidden_WH[a:]
         d_xh_JH.index_add_(0, starts, d_q0 @ w.hidden_WH[:a])
-        d_hid_JH = torch.zeros_like(self._hid_JH)
+        d_hid_JH = torch.zeros_like(self.hid_JH)
         d_hid_JH.index_copy_(0, starts.long(), self._d_r_PH[first])
-        ops.norm_backward(d_xh_JH, self._hid_JH, self._rstd_key_J, w.hidden_norm_H, d_hid_JH, self._d_hidden_norm,
+        ops.norm_backward(d_xh_JH, self.hid_JH, self._rstd_key_J, w.hidden_norm_H, d_hid_JH, self._d_hidden_norm,
                           accumulate=True)  # fmt: skip
         self._fc_backward(d_hid_JH, g)
         later = slice(layout.offsets[1], layout.pairs)
-        torch.mm(self._d_qkv_PW[later].T, self._xh_PH[later], out=g.hidden_WH)
-        g.hidden_WH[:a].addmm_(d_q0.T, self._xh_PH[first])
+        torch.mm(self._d_qkv_PW[later].T, self.xh_PH[later], out=g.hidden_WH)
+        g.hidden_WH[:a].addmm_(d_q0.T, self.xh_PH[first])
         g.hidden_WH[a:].addmm_(d_kv.T, self._xh_JH)
         steps = layout.steps
         d_token_q_EA = ops.gather_sum(self._d_qkv_PW[:, :a], t["query_pair_KE"], steps, None)
@@ -206,3 +223,9 @@ class Unroll:
         d_gain = self._ops.fold_backward(d_folded, self._w.fc_H3H, self._aux_gain, g.fc_H3H)
         for mine, part in zip(g.fc_norms, d_gain.split(self.config.hidden_size), strict=True):
             mine.copy_(part)
+
+
+def _there(rows: Tensor | None) -> Tensor:
+    """A table that step 0 has."""
+    assert rows is not None
+    return rows

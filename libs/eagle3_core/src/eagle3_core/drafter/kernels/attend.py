@@ -51,10 +51,10 @@ def key_blocks(start, first, ok, J, BN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["k", "n", "J", "P"], do_not_specialize_on_alignment=["LSE", "START", "FIRST", "OFFSET"])
-def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_scale, W, A, KV,  # noqa: E741
+def forward_kernel(QKV, KV0, KVD, OUT, LSE, START, FIRST, OFFSET, k, n, J, P, qk_scale, W, A, KV,
                    G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr,
                    DOT: tl.constexpr):  # fmt: skip
-    """O and LSE of step k's rows. One program per BM rows and query head; the longest look back comes first."""
+    """OUT and LSE of step k's rows. One program per BM rows and query head; the longest look back comes first."""
     h = tl.program_id(1)
     hk = h // G
     m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
@@ -108,13 +108,13 @@ def forward_kernel(QKV, KV0, KVD, O, LSE, START, FIRST, OFFSET, k, n, J, P, qk_s
         acc = acc * fade[:, None] + p1[:, None] * value
         top = new
     o = acc / total[:, None]
-    tl.store(O + row[:, None] * A + h * D + d[None, :], o.to(O.dtype.element_ty), mask=ok[:, None])
+    tl.store(OUT + row[:, None] * A + h * D + d[None, :], o.to(OUT.dtype.element_ty), mask=ok[:, None])
     tl.store(LSE + h * P + row, top + tl.math.log2(total), mask=ok)
 
 
 @triton.jit(do_not_specialize=["k", "n", "J", "P"],
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "OFFSET"])  # fmt: skip
-def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,  # noqa: E741
+def query_gradient_kernel(QKV, KV0, KVD, OUT, DOUT, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,
                           W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                           TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Step k's gradient of the queries, and DELTA. One program per BM rows and query head."""
@@ -125,8 +125,8 @@ def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, 
     d = tl.arange(0, D)
     row = (tl.load(OFFSET + k) + m).to(tl.int64)
     q = tl.load(QKV + row[:, None] * W + h * D + d[None, :], mask=ok[:, None], other=0.0)
-    do = tl.load(DO + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
-    o = tl.load(O + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
+    do = tl.load(DOUT + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
+    o = tl.load(OUT + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(DELTA + h * P + row, delta, mask=ok)
     lse = tl.load(LSE + h * P + row, mask=ok, other=0.0)
@@ -162,7 +162,7 @@ def query_gradient_kernel(QKV, KV0, KVD, O, DO, LSE, DELTA, DQKV, START, FIRST, 
 
 
 @triton.jit(do_not_specialize=["k", "n", "P"], do_not_specialize_on_alignment=["LSE", "DELTA", "OFFSET"])
-def own_gradient_kernel(QKV, DO, LSE, DELTA, DOWN, OFFSET, k, n, P, scale, qk_scale, W, A, KV,
+def own_gradient_kernel(QKV, DOUT, LSE, DELTA, DOWN, OFFSET, k, n, P, scale, qk_scale, W, A, KV,
                         G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr):  # fmt: skip
     """DOWN[OFFSET[i] + m] += gradient of chain m's own key and value of step i (1..k) from step k's queries.
 
@@ -182,7 +182,7 @@ def own_gradient_kernel(QKV, DO, LSE, DELTA, DOWN, OFFSET, k, n, P, scale, qk_sc
     for g in range(G):
         h = hk * G + g
         q = tl.load(QKV + row[:, None] * W + h * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
-        do = tl.load(DO + row[:, None] * A + h * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
+        do = tl.load(DOUT + row[:, None] * A + h * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
         lse = tl.load(LSE + h * P + row, mask=m < n, other=0.0)
         delta = tl.load(DELTA + h * P + row, mask=m < n, other=0.0)
         p = tl.math.exp2(tl.sum(q * key, 1) * qk_scale - lse)
@@ -197,7 +197,7 @@ def own_gradient_kernel(QKV, DO, LSE, DELTA, DOWN, OFFSET, k, n, P, scale, qk_sc
 @triton.jit(do_not_specialize=["NT", "J", "P"],
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "WHOLE", "WHOLES", "PART", "PARTS", "ROW",
                                             "END"])  # fmt: skip
-def key_gradient_kernel(QKV, QD, KV0, DO, DOD, LSE, DELTA, START, FIRST, ROW, END, WHOLE, WHOLES, PART, PARTS, NT, DKV0,
+def key_gradient_kernel(QKV, QD, KV0, DOUT, DOD, LSE, DELTA, START, FIRST, ROW, END, WHOLE, WHOLES, PART, PARTS, NT, DKV0,
                         J, P, scale, qk_scale, W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
                         BN: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Gradient of BN step-0 keys and values from the queries of all steps. One program per key block and key-value head.
@@ -222,7 +222,7 @@ def key_gradient_kernel(QKV, QD, KV0, DO, DOD, LSE, DELTA, START, FIRST, ROW, EN
         r0 = tl.load(ROW + tl.load(WHOLE + list_at + j // G)).to(tl.int32)
         r = r0 + rb
         q = tile(QKV, QD, r0, h * D, W, P, BM, D, False, TMA)
-        do = tile(DO, DOD, r0, h * D, A, P, BM, D, False, TMA)
+        do = tile(DOUT, DOD, r0, h * D, A, P, BM, D, False, TMA)
         lse = tl.load(LSE + h * P + r)
         delta = tl.load(DELTA + h * P + r)
         p = tl.math.exp2(tl.dot(kk, tl.trans(q), input_precision=DOT) * qk_scale - lse[None, :])
@@ -236,7 +236,7 @@ def key_gradient_kernel(QKV, QD, KV0, DO, DOD, LSE, DELTA, START, FIRST, ROW, EN
         r = r0 + rb
         ok = r < tl.load(END + t)
         q = tile(QKV, QD, r0, h * D, W, P, BM, D, True, TMA)
-        do = tile(DO, DOD, r0, h * D, A, P, BM, D, True, TMA)
+        do = tile(DOUT, DOD, r0, h * D, A, P, BM, D, True, TMA)
         lse = tl.load(LSE + h * P + r, mask=ok, other=0.0)
         delta = tl.load(DELTA + h * P + r, mask=ok, other=0.0)
         start = tl.load(START + r, mask=ok, other=-1).to(tl.int32)  # -1 hides the rows of the next step

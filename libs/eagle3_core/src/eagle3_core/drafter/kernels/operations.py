@@ -17,11 +17,13 @@ from eagle3_core.drafter.kernels.attention import TritonAttention
 from eagle3_core.drafter.kernels.tiles import TileSizes, tile_sizes
 from eagle3_core.drafter.losses import LossName
 from eagle3_core.drafter.operations import Attention, Scores
-from eagle3_core.drafter.plain import row_coefficients
+from eagle3_core.drafter.plain import PlainOperations, row_coefficients
 from eagle3_core.drafter.plain_attention import PlainAttention
 from eagle3_core.drafter.rows import RowLayout, Tables
 
-GATE_BLOCK, SCORE_BLOCK, GATHER_BLOCK, FOLD_ROWS, FOLD_BLOCK = 2048, 4096, 1024, 64, 512
+GATE_BLOCK, GATHER_BLOCK, FOLD_ROWS, FOLD_BLOCK, SCALE_BLOCK = 2048, 1024, 64, 512, 4096
+SCORE_BLOCK, SCORE_WARPS = 2048, 4
+"""Of seven shapes on an H200 the fastest: 0.50 ms for 8,190 x 32,000 logits, against 0.77 at 4096 and 8 warps."""
 
 
 class TritonOperations:
@@ -30,6 +32,7 @@ class TritonOperations:
     def __init__(self, config: DrafterConfig, device: torch.device, sizes: TileSizes | None = None) -> None:
         """`sizes` of the attention's tiles are those that fit `device` unless given."""
         self._config, self._device, self._sizes = config, device, sizes
+        self._plain = PlainOperations(config)
         self._block = triton.next_power_of_2(config.hidden_size)
         # Programs of the norms' backward: two a multiprocessor, each with its own sums.
         self._programs = (
@@ -70,12 +73,14 @@ class TritonOperations:
         add: Tensor | None = None, rows: Tensor | None = None, inverse: bool = False,
     ) -> None:  # fmt: skip
         """See `Operations.rotate`."""
-        together = min(16, heads & -heads)
-        if len(x):
+        together, half = min(16, heads & -heads), self._config.head_dim // 2
+        if half & (half - 1):  # no block of that size exists
+            self._plain.rotate(x, positions, heads, rotated, tables, add=add, rows=rows, inverse=inverse)
+        elif len(x):
             rowwise.rotate_kernel[(len(x), heads // together)](
                 x, x.stride(0), x if add is None else add, 0 if add is None else add.stride(0),
                 positions if rows is None else rows, positions, *tables, -1.0 if inverse else 1.0, rotated,
-                HAS_E=add is not None, HAS_IDX=rows is not None, HEADS=together, D2=self._config.head_dim // 2, num_warps=4,
+                HAS_E=add is not None, HAS_IDX=rows is not None, HEADS=together, D2=half, num_warps=4,
             )  # fmt: skip
 
     def gate(self, gate_up_n2I: Tensor, out_nI: Tensor) -> None:
@@ -118,6 +123,11 @@ class TritonOperations:
         )  # fmt: skip
         return out
 
+    def scale(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
+        """See `Operations.scale`."""
+        count = x.numel()
+        rowwise.scale_kernel[(triton.cdiv(count, SCALE_BLOCK),)](x, factor, out, count, B=SCALE_BLOCK, num_warps=8)
+
     def score(
         self, logits_RVd: Tensor, teacher_UVd: Tensor, label_R: Tensor, first_label: int, loss: LossName, *, overlap: bool
     ) -> Scores:  # fmt: skip
@@ -128,7 +138,7 @@ class TritonOperations:
         scoring.score_kernel[(count,)](
             logits_RVd, teacher_UVd, label_R, first_label, distance, alpha, below, best, student, teacher, vocabulary,
             LOSS=loss, OVERLAP=overlap or loss in ("tv", "lk"), B=min(SCORE_BLOCK, triton.next_power_of_2(vocabulary)),
-            num_warps=8,
+            num_warps=SCORE_WARPS,
         )  # fmt: skip
         return Scores(distance, alpha, below, best, student, teacher)
 
@@ -143,7 +153,7 @@ class TritonOperations:
         scoring.score_backward_kernel[(count, triton.cdiv(vocabulary, block))](
             logits_RVd, teacher_UVd, label_R, first_label, scores.below, scores.student_log_sum, scores.teacher_log_sum,
             by_entropy, by_entropy if by_overlap is None else by_overlap, vocabulary, HAS_C2=by_overlap is not None,
-            B=block, num_warps=8,
+            B=block, num_warps=SCORE_WARPS,
         )  # fmt: skip
 
     def attention(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["n_norm"], do_not_specialize_on_alignment=["RSTD", "IDX", "X", "Y", "R", "N"])
+@triton.jit(do_not_specialize=["n_norm"], do_not_specialize_on_alignment=["RSTD", "IDX"])
 def norm_kernel(X, Y, IDX, GAIN, R, N, RSTD, n_norm, H, eps,
                 HAS_Y: tl.constexpr, HAS_IDX: tl.constexpr, HAS_GAIN: tl.constexpr, KEEP: tl.constexpr,
                 B: tl.constexpr):  # fmt: skip
@@ -41,7 +41,7 @@ def norm_kernel(X, Y, IDX, GAIN, R, N, RSTD, n_norm, H, eps,
         tl.store(N + i * H + c, y.to(N.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["RSTD", "IDX", "D", "X", "RES", "OUT"])
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["RSTD", "IDX"])
 def norm_backward_kernel(D, X, IDX, RSTD, GAIN, RES, OUT, SUMS, n, H,
                          HAS_IDX: tl.constexpr, HAS_RES: tl.constexpr, ADD: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """OUT[j] (+)= d norm(X[j]) (+ RES[i]) with j = IDX[i] or i; SUMS[program] += this program's part of the gain's gradient.
@@ -72,7 +72,7 @@ def norm_backward_kernel(D, X, IDX, RSTD, GAIN, RES, OUT, SUMS, n, H,
     tl.store(SUMS + pid * H + c, tl.load(SUMS + pid * H + c, mask=inside, other=0.0) + sums, mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=["X", "E", "POS", "IDX"])
+@triton.jit(do_not_specialize_on_alignment=["POS", "IDX"])
 def rotate_kernel(X, ldx, E, lde, IDX, POS, COS, SIN, sign, rotated,
                   HAS_E: tl.constexpr, HAS_IDX: tl.constexpr, HEADS: tl.constexpr, D2: tl.constexpr):  # fmt: skip
     """X = rotate(X + E[IDX]) for the first `rotated` heads, X + E[IDX] for the rest; sign -1 rotates back."""
@@ -119,7 +119,7 @@ def activation(x, ACT: tl.constexpr):
     return value, slope
 
 
-@triton.jit(do_not_specialize_on_alignment=["GU", "OUT"])
+@triton.jit
 def gate_kernel(GU, OUT, inner, ACT: tl.constexpr, BACKWARD: tl.constexpr, B: tl.constexpr):
     """OUT = act(gate) up, or with BACKWARD: OUT holds its gradient and GU becomes (d gate, d up)."""
     i = tl.program_id(0).to(tl.int64)
@@ -153,7 +153,7 @@ def fold_backward_kernel(DF, M, ldm, GAIN, DM, ldd, PART, rows, C, RB: tl.conste
     tl.store(PART + tl.program_id(1) * C + c, sums, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["X", "PAIR"])
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["PAIR"])
 def gather_sum_kernel(X, ldx, FIRST, PAIR, OUT, n, C, STEPS: tl.constexpr, HAS_FIRST: tl.constexpr, B: tl.constexpr):
     """OUT[i] = FIRST[i] + sum over the steps of X[PAIR[step, i]], where that is a row."""
     i = tl.program_id(0).to(tl.int64)
@@ -166,3 +166,11 @@ def gather_sum_kernel(X, ldx, FIRST, PAIR, OUT, n, C, STEPS: tl.constexpr, HAS_F
         r = tl.load(PAIR + k * n + i).to(tl.int64)
         total += tl.load(X + r * ldx + c, mask=inside & (r >= 0), other=0.0).to(tl.float32)
     tl.store(OUT + i * C + c, total.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_kernel(X, FACTOR, OUT, n, B: tl.constexpr):
+    """OUT = X FACTOR. One program per B elements."""
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    x = tl.load(X + i, mask=i < n, other=0.0).to(tl.float32) * tl.load(FACTOR)
+    tl.store(OUT + i, x.to(OUT.dtype.element_ty), mask=i < n)

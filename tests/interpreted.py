@@ -1,15 +1,12 @@
 """Triton's kernels in Triton's interpreter, so that a machine without a GPU can compare them with torch.
 
 The interpreter patches Triton's language anew for each call of one device function by another, which takes most of its
-time; once per module is enough. Import this before anything of `eagle3_core.drafter.kernels`.
+time; once per module is enough. `conftest.py` switches the interpreter on, before anything imports Triton.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from triton.runtime import interpreter
