@@ -60,8 +60,8 @@ class Training(Section):
     expected_length_weight: Annotated[FiniteFloat, Field(ge=0, le=1000)] = 0.0
     """Weight of (K - expected accepted tokens) beside the loss (+.022 AL measured with 4)."""
 
-    label_rule: Literal["serving", "speculators"] = "serving"
-    """`serving` trains exactly the chains that serving can run; `speculators` reproduces that library, for parity."""
+    label_rule: Literal["serving", "speculators", "specforge"] = "serving"
+    """`serving` trains exactly the chains that serving can run; the others reproduce those libraries, for parity."""
 
     train_lm_head: bool = True
     """Train the drafter's own output head (-.018 AL measured when frozen)."""
