@@ -111,8 +111,8 @@ def lay_out(plan: ChainPlan, offsets: NDArray[Any]) -> RowLayout:
         """[P]: what each chain has, plus `forward` a step."""
         return np.concatenate([of_M[:n] + forward * k for k, n in enumerate(counts)])
 
-    token_E, query_J = _numbered((pair_KJ >= 0).any(0))
-    row_U, label_J = _numbered(learns_KJ.any(0))
+    token_E, query_J = _numbered(np.asarray((pair_KJ >= 0).any(0)))
+    row_U, label_J = _numbered(np.asarray(learns_KJ.any(0)))
     row_R, step_R = np.nonzero(np.ascontiguousarray(learns_KJ.T))
     pair_R, token_P = pair_KJ[step_R, row_R], by_pair(row_M, 1)
     text_J = np.where(key_J + 2 < np.repeat(np.asarray(offsets[1:]), lengths), key_J + 2, -1)
