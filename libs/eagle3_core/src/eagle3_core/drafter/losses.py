@@ -49,14 +49,19 @@ class Objective:
 
 
 def distance(
-    logits_NVd: Tensor, teacher_NVd: Tensor, loss: LossName, with_overlap: bool
+    logits_NVd: Tensor, teacher_NVd: Tensor, loss: LossName, with_overlap: bool, below_NVd: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Two [N] float32: the distance of each row, and alpha where asked (or part of the distance anyway).
 
-    `logits_NVd` any float dtype, `teacher_NVd` float32 probabilities.
+    `logits_NVd` any float dtype, `teacher_NVd` float32 probabilities; of float64, float64. alpha's slope jumps where q
+    meets p; `below_NVd` says for every token whether it is to count as q < p, where that is not to be found out here.
     """
-    log_q = logits_NVd.float().log_softmax(-1)
-    overlap = torch.minimum(log_q.exp(), teacher_NVd).sum(-1) if with_overlap or loss in ("tv", "lk") else None
+    log_q = logits_NVd.log_softmax(-1, dtype=torch.promote_types(logits_NVd.dtype, torch.float32))
+    overlap = None
+    if with_overlap or loss in ("tv", "lk"):
+        q = log_q.exp()
+        least = torch.minimum(q, teacher_NVd) if below_NVd is None else torch.where(below_NVd, q, teacher_NVd)
+        overlap = least.sum(-1)
     if loss == "tv":
         assert overlap is not None
         return 1.0 - overlap, overlap

@@ -1,5 +1,7 @@
 """The loss of `drafter.step` by the drafter's own functions and autograd alone: slower, and what the fast one must equal.
 
+In float64 it is the truth that both are measured against where shapes are too large for a chain-by-chain oracle.
+
 It shares nothing with the fast step but the plan and the loss: keys of all positions a chain may look back to, then step
 after step of the chains that are still alive, each through `Drafter.pair`, `queries`, `keys_values` and `finish`.
 
@@ -21,10 +23,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from eagle3_core.drafter import losses
-from eagle3_core.drafter.losses import Objective, distance
+from eagle3_core.drafter.losses import LossName, Objective, distance
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import PackedBatch, StepCounts, count_hits
 from eagle3_core.drafter.verifier_parts import Teacher
+
+Measure = Callable[[Tensor, Tensor, LossName, bool], tuple[Tensor, Tensor | None]]
+"""(logits, teacher's probabilities, loss, whether alpha is asked) -> (distance, alpha), as `losses.distance`."""
 
 HEAD_ELEMENTS = 1 << 27
 """Logits (rows x Vd) computed at once: 512 MiB in float32."""
@@ -38,23 +43,26 @@ def reference_loss(
     batch: PackedBatch,
     objective: Objective,
     noise: Callable[[Tensor], Tensor] | None = None,
+    measure: Measure = distance,
 ) -> tuple[Tensor, Tensor, StepCounts]:
     """(numerator, denominator, counts) of `batch`; the loss is their quotient (see `drafter.losses`).
 
     `drafter` and `teacher` on the batch's device and in the dtype of the products; `noise` maps aux states to noisy
-    ones. A batch without chains gives (0 with a gradient of zero, 0, zero counts).
+    ones; `measure` stands for `losses.distance`, and is called with the learning rows of step after step. A batch
+    without chains gives (0 with a gradient of zero, 0, zero counts).
     """
     device, plan, steps = batch.aux_T3H.device, batch.plan, objective.steps
     valid_MK = torch.from_numpy(plan.valid_MK).to(device)
     start_M = torch.from_numpy(plan.start_M).to(device)
-    distance_MK = torch.zeros(valid_MK.shape, device=device)
-    overlap_MK = torch.ones(valid_MK.shape, device=device) if objective.needs_overlap else None
+    exact = torch.promote_types(teacher.head_VdH.dtype, torch.float32)
+    distance_MK = torch.zeros(valid_MK.shape, device=device, dtype=exact)
+    overlap_MK = torch.ones(valid_MK.shape, device=device, dtype=exact) if objective.needs_overlap else None
     hit_MK = torch.zeros(valid_MK.shape, dtype=torch.bool, device=device)
     if len(plan.start_M) == 0:
         zero = sum((w.sum() * 0.0 for w in drafter.weights.values()), torch.zeros((), device=device))
         return zero, torch.zeros((), device=device), StepCounts(hit_MK.sum(0), valid_MK.sum(0))
     unroll = _Unroll(drafter, batch, noise)
-    labels = _Labels(teacher, batch, drafter.config.draft_vocab_size, steps)
+    labels = _Labels(teacher, batch, drafter.config.draft_vocab_size, steps, measure)
     for k in range(int(plan.depth_M.max())):
         out_NH, alive_N = unroll.step(k)
         learns = torch.from_numpy(np.flatnonzero(plan.valid_MK[plan.depth_M > k, k])).to(device)
@@ -195,7 +203,7 @@ def _attend_rows(
     scores = scores.masked_fill(hidden_RP, float("-inf"))
     if own_RKGk is not None:
         scores = torch.cat([scores, own_RKGk.permute(1, 2, 0, 3)], dim=-1)
-    shares = scores.softmax(-1, dtype=torch.float32).to(queries_RKGD.dtype)
+    shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(queries_RKGD.dtype)
     common = shares[..., : len(keys_PKD)].flatten(1, 2) @ values_PKD.transpose(0, 1)
     out_RKGD = common.unflatten(1, (group, rows)).permute(2, 0, 1, 3)
     if own_values_RKkD is not None:
@@ -207,8 +215,8 @@ def _attend_rows(
 class _Labels:
     """The verifier's side of a batch: distributions at the label positions, and the text itself."""
 
-    def __init__(self, teacher: Teacher, batch: PackedBatch, draft_vocab: int, steps: int) -> None:
-        self.teacher, self.batch, self.draft_vocab = teacher, batch, draft_vocab
+    def __init__(self, teacher: Teacher, batch: PackedBatch, draft_vocab: int, steps: int, measure: Measure) -> None:
+        self.teacher, self.batch, self.draft_vocab, self.measure = teacher, batch, draft_vocab, measure
         self.rows_at_once = max(1, HEAD_ELEMENTS // draft_vocab)
         plan, device = batch.plan, batch.aux_T3H.device
         stop_M = np.repeat(batch.offsets[1:], np.diff(plan.row_offsets))
@@ -240,7 +248,7 @@ class _Labels:
 
         def part(out: Tensor, label: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             logits = drafter.logits(out)
-            d, a = distance(logits, self.probabilities(label), objective.loss, objective.needs_overlap)
+            d, a = self.measure(logits, self.probabilities(label), objective.loss, objective.needs_overlap)
             return d, a, logits.detach().argmax(-1)
 
         if len(out_RH) <= self.rows_at_once:

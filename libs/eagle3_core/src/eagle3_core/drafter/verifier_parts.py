@@ -131,5 +131,6 @@ class Teacher:
 
     @torch.no_grad()
     def probabilities(self, final_NH: Tensor) -> Tensor:
-        """[N, Vd] float32 distribution of stored final states [N, H]."""
-        return self.logits(final_NH).float().softmax(-1)
+        """[N, Vd] float32 (float64 of a teacher in float64) distribution of stored final states [N, H]."""
+        logits_NVd = self.logits(final_NH)
+        return logits_NVd.softmax(-1, dtype=torch.promote_types(logits_NVd.dtype, torch.float32))
