@@ -54,7 +54,7 @@ STAGES: dict[StageName, Stage] = {
         Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
         Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 3,
               drops={"verifier": ("dtype", "backend", "device", "revision")}),
-        Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 3,
+        Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 4,
               drops={"verifier": ("backend",),
                      "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples", "max_seq_len"),
                      "training": ("keep_checkpoints", "checkpoint_every_steps", "num_workers")}),
