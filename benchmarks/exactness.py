@@ -33,7 +33,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -44,9 +44,9 @@ from torch import Tensor
 from eagle3_core.drafter.chains import LabelRule, plan_chains
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.jumps import ReferenceSides, Truth, WithSides
-from eagle3_core.drafter.losses import Objective
+from eagle3_core.drafter.losses import Objective, distance
 from eagle3_core.drafter.model import Drafter, tensor_shapes
-from eagle3_core.drafter.operations import operations_for
+from eagle3_core.drafter.operations import Operations, operations_for
 from eagle3_core.drafter.reference import Measure, reference_loss
 from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import PackedBatch, batch_loss
@@ -89,7 +89,7 @@ class Case:
     documents: int = 1
     rule: LabelRule = "serving"
     objective: Objective = SOFT_CE
-    algorithm: str = "eagle3.1"
+    algorithm: Literal["eagle3.1", "eagle3"] = "eagle3.1"
     kv_heads: int = 8
     train_head: bool = True
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
@@ -212,7 +212,7 @@ class Comparison:
         operations = WithSides(operations_for(self.drafter.config, DEVICE)) if self.case.jumps else None
         have = passed(
             self.drafter, self.teacher, dtype,
-            lambda d, t: batch_loss(d, t, self.batch, self.case.objective, operations=operations),
+            lambda d, t: batch_loss(d, t, self.batch, self.case.objective, operations=cast("Operations | None", operations)),
         )  # fmt: skip
         return have, operations.below(self.layout) if operations else None
 
@@ -230,10 +230,9 @@ class Comparison:
         return self._reference(torch.float64, sides), sides
 
     def _reference(self, dtype: torch.dtype, measure: Measure | None) -> Passed:
-        more = {} if measure is None else {"measure": measure}
         return passed(
             self.drafter, self.teacher, dtype,
-            lambda d, t: reference_loss(d, t, self.batch, self.case.objective, **more),
+            lambda d, t: reference_loss(d, t, self.batch, self.case.objective, measure=measure or distance),
         )  # fmt: skip
 
 

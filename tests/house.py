@@ -66,12 +66,22 @@ class House:
         """Where the API listens now (it keeps its port over restarts)."""
         return str(json.loads((self.folder / "run/server.json").read_text())["url"])
 
-    def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+    @property
+    def key(self) -> dict[str, str]:
+        """The header with the house's first admin key; one that asks for none has none."""
+        place = self.folder / "run/admin.key"
+        return {"Authorization": f"Bearer {place.read_text().strip()}"} if place.exists() else {}
+
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> httpx.Response:
         """One request; waits while the API is away."""
 
         def answer() -> httpx.Response | None:
             try:
-                return httpx.request(method, self.url + path, timeout=30, **kwargs)
+                return httpx.request(
+                    method, self.url + path, timeout=30, headers={**self.key, **(headers or {})}, **kwargs
+                )
             except (httpx.TransportError, FileNotFoundError, json.JSONDecodeError):
                 return None
 

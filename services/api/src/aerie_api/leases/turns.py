@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Select, exists, func, literal, select, union_all
 from sqlalchemy.orm import Session
@@ -97,7 +98,7 @@ class Turns:
         order = (any_queue.c[name] for name in ORDER)
         return self.session.scalar(select(any_queue.c.job_id).order_by(*order).limit(1))
 
-    def _first_of(self, tenant: str, queue: str, now: float, *, started_only: bool) -> Select[str, int, int, int, int]:
+    def _first_of(self, tenant: str, queue: str, now: float, *, started_only: bool) -> Select[*tuple[Any, ...]]:
         query = select(Unit.job_id, *(column.label(name) for name, column in ORDER.items())).where(
             Unit.tenant == tenant, Unit.queue == queue, Unit.state == UnitState.QUEUED, Unit.not_before <= now
         )

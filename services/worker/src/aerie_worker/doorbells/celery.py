@@ -139,7 +139,7 @@ def _celery(url: str, prefix: str, queues: list[str], on_ring: Callable[[str, st
     acknowledges what was never held; where that fails it logs an error that means nothing.)
     """
     from celery import Celery
-    from kombu import Exchange, Queue
+    from kombu.entity import Exchange, Queue
 
     app: Any = Celery("aerie", broker=url, set_as_current=False)
     app.conf.update(rings.celery_settings(prefix))
