@@ -46,6 +46,13 @@ class StorageRepository:
         found = [*self._of_all(cached), *self._of_all(of_units)]
         return [ManifestRef.model_validate(manifest) for manifest in found if manifest is not None]
 
+    def held(self) -> list[ManifestRef]:
+        """Every manifest that a result or a unit points to, of whatever tenant, once."""
+        cached = select(CommitRow.manifest)
+        of_units = select(Unit.manifest).where(Unit.released_at.is_(None), Unit.state == UnitState.SUCCEEDED)
+        found = [*self._of_all(cached), *self._of_all(of_units)]
+        return list({ref.key: ref for m in found if m is not None for ref in [ManifestRef.model_validate(m)]}.values())
+
     def in_flight(self, owners: Collection[Owner]) -> set[Owner]:
         """Those of `owners` that may still commit, or go on from their checkpoints."""
         job_ids = {owner.job_id for owner in owners if isinstance(owner, Attempt)}
