@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,14 @@ def tight(make_api: Callable[..., Any], document: Callable[..., Any]) -> Any:
     api.post(document("first", datasets=[{"uri": "file:///data/first.jsonl"}]))
     api.worker().run()
     return api
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[s3.S3Server]:
+    """A real S3 server, ended whatever happens."""
+    server = s3.start(s3.kinds()[0], tmp_path)
+    yield server
+    server.stop()
 
 
 def test_over_its_budget_a_tenants_jobs_wait_and_go_on_when_there_is_room(tight: Any, document: Callable[..., Any]):
@@ -132,9 +140,8 @@ def test_a_job_that_met_a_full_disk_goes_on_when_enough_is_free(make_api: Callab
 
 
 def test_a_job_that_met_a_full_bucket_goes_on_when_the_bucket_takes_something_again(
-    make_api: Callable[..., Any], tmp_path: Path
+    make_api: Callable[..., Any], server: s3.S3Server
 ):
-    server = s3.start(s3.kinds()[0], tmp_path)
     schedule = Schedule(0, ["full"], share=1.0, limit=1000)
     with FaultProxy(server.port, schedule) as proxy:  # type: ignore[attr-defined]
         schedule.on = False
@@ -154,7 +161,6 @@ def test_a_job_that_met_a_full_bucket_goes_on_when_the_bucket_takes_something_ag
         worker.run()
         assert told(api, job) == ("succeeded", None)
         assert not [stat.key for stat in api.store.list("_aerie/probe/")]
-    server.stop()
 
 
 def test_a_full_store_lets_idle_states_go_before_jobs_wait_for_a_person(
