@@ -286,45 +286,6 @@ def test_a_template_that_takes_no_conversation_is_quoted(folder, job):
     assert "12 template (first: only in French)" in error.detail
 
 
-@pytest.mark.parametrize(
-    ("section", "field", "value", "says"),
-    [
-        ("data", "max_seq_len", 4096, "2048 positions"),
-        ("evaluation", "num_steps", 5, "drafts deeper"),
-    ],
-)
-def test_what_is_only_unwise_is_a_warning(folder, job, section, field, value, says):
-    job[section][field] = value
-
-    (warning,) = preflight(parse_job(job), [folder]).warnings
-
-    assert says in warning
-
-
-def test_no_tie_allowed_in_low_precision_is_a_warning(folder, job):
-    job["verifier"]["dtype"] = "bfloat16"
-    assert not preflight(parse_job(job), [folder]).warnings
-    job["evaluation"]["near_tie_logit_gap"] = 0
-
-    (warning,) = preflight(parse_job(job), [folder]).warnings
-
-    assert "near_tie_logit_gap" in warning
-
-
-def test_answers_that_cannot_fit_are_a_warning(folder, job):
-    job["data"]["regenerate"]["max_new_tokens"] = 96
-
-    assert "do not fit" in preflight(parse_job(job), [folder]).warnings[0]
-
-
-def test_a_few_broken_lines_are_a_warning(folder, job):
-    job["data"]["bad_rows_limit"] = 0.5
-    with (folder / "train.jsonl").open("a") as file:
-        file.write("{\n")
-
-    assert "1 of the first 13 lines" in preflight(parse_job(job), [folder]).warnings[0]
-
-
 def respelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same questions with another id, case, spacing and system turn."""
     rule = {"role": "system", "content": "Be brief."}

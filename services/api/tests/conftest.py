@@ -318,3 +318,9 @@ def document() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def all_stages() -> list[str]:
     return ALL_STAGES
+
+
+@pytest.fixture
+def closed(make_api: Callable[..., Any]) -> Any:
+    """An API that turns away whoever has no key."""
+    return make_api(keys_required=True)

@@ -57,7 +57,7 @@ def _figures(facts: CardFacts) -> list[str]:
         f"| {name} | {task['prompts']} | {task['mean']:.3f} | {task['ci_low']:.3f} to {task['ci_high']:.3f} |"
         for name, task in length["by_task"].items()
     ]
-    by_position = " / ".join(f"{share:.3f}" for share in report["acceptance_by_position"])
+    by_position = " / ".join("-" if share is None else f"{share:.3f}" for share in report["acceptance_by_position"])
     speed = report.get("predicted_speedup")
     lines = [
         "## What it is worth",

@@ -36,13 +36,13 @@ def acceptance_length(rows: Sequence[Row]) -> dict[str, float]:
     return {"mean": _rounded(mean), "ci_low": _rounded(low), "ci_high": _rounded(high)}
 
 
-def acceptance_by_position(rows: Sequence[Row]) -> list[float]:
-    """Conditional acceptance of draft 1..K: right, among those whose predecessors were all right."""
+def acceptance_by_position(rows: Sequence[Row]) -> list[float | None]:
+    """Conditional acceptance of draft 1..K: right, among those whose predecessors were all right; None where none was."""
     if not rows:
         return []
     proposed = np.sum([row["proposed"] for row in rows], axis=0)
     accepted = np.sum([row["accepted"] for row in rows], axis=0)
-    return [_rounded(a / p) if p else 0.0 for a, p in zip(accepted, proposed, strict=True)]
+    return [_rounded(a / p) if p else None for a, p in zip(accepted, proposed, strict=True)]
 
 
 def predicted_speedup(mean: float, costs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

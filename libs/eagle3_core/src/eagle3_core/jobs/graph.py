@@ -49,7 +49,7 @@ STAGES: dict[StageName, Stage] = {
                                   "num_workers"),
                      "evaluation": ("prompts", "max_prompts", "unit_prompts", "gate", "max_new_tokens"),
                      "data": ("unit_samples", "bad_rows_limit")}),
-        Stage("generate", "extract", ("prepare",), ("verifier", "data"), 1, fans_out=True,
+        Stage("generate", "extract", ("prepare",), ("verifier", "data"), 2, fans_out=True,
               drops={"data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
         Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
         Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 3,
@@ -58,7 +58,7 @@ STAGES: dict[StageName, Stage] = {
               drops={"verifier": ("backend",),
                      "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples", "max_seq_len"),
                      "training": ("keep_checkpoints", "checkpoint_every_steps", "num_workers")}),
-        Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 2, fans_out=True,
+        Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 3, fans_out=True,
               drops={"evaluation": ("prompts", "gate")}),
         Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 2, names=True),
     )

@@ -22,7 +22,7 @@ from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectStore, che
 from eagle3_core.strict_json import parse_model
 
 SCHEMA_VERSION = 1
-READS = 2
+READS = 3
 """How often damaged bytes are read before the object itself is called damaged."""
 
 
@@ -164,7 +164,7 @@ def read_manifest(store: ObjectStore, ref: ManifestRef) -> Manifest:
 
 
 def _read_whole(store: ObjectStore, ref: ManifestRef) -> bytes:
-    """The bytes at `ref`; read a second time if the first ones were damaged, which may have happened on the way."""
+    """The bytes at `ref`; read again if they were damaged, which may have happened on the way."""
     have = ""
     for _ in range(READS):
         data = store.get_bytes(ref.key)
@@ -178,20 +178,20 @@ def _read_whole(store: ObjectStore, ref: ManifestRef) -> bytes:
 def fetch_file(store: ObjectStore, entry: FileEntry, folder: Path) -> Path:
     """The file of `entry` as a local path, its size and digest checked. Raises ObjectMissing, ObjectDamaged.
 
-    A copy in `folder` that is damaged is thrown away and fetched a second time.
+    A copy in `folder` that is damaged, which may have happened on the way, is thrown away and fetched again.
     """
-    path = store.fetch(entry.key, folder)
-    fault = damage(path, entry)
-    if fault and path.parent == folder:
-        path.unlink()
+    fault = ""
+    for _ in range(READS):
         path = store.fetch(entry.key, folder)
-        fault = damage(path, entry)
-    if fault:
-        raise ObjectDamaged(
-            f"{entry.name} ({entry.key}) {fault}",
-            remedy="delete the object and retry the job from the stage that writes it",
-        )
-    return path
+        if not (fault := damage(path, entry)):
+            return path
+        if path.parent != folder:  # the object itself, not a copy
+            break
+        path.unlink()
+    raise ObjectDamaged(
+        f"{entry.name} ({entry.key}) {fault}",
+        remedy="delete the object and retry the job from the stage that writes it",
+    )
 
 
 def damage(path: Path, entry: FileEntry) -> str:

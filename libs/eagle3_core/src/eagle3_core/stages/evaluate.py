@@ -45,6 +45,7 @@ def evaluate(ctx: StageContext) -> Commit:
         max_new_tokens=evaluation.max_new_tokens,
         batch_size=evaluation.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
+        max_seq_len=verifier.identity.max_position_embeddings,
     )
     asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
     started = time.monotonic()

@@ -38,7 +38,7 @@ def generate(ctx: StageContext) -> Commit:
         batch_size=spec.data.regenerate.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
         keep_states=True,
-        max_seq_len=spec.data.max_seq_len,
+        max_seq_len=verifier.identity.longest(spec.data.max_seq_len),
     )
     started = time.monotonic()
     answers: dict[int, Generated] = {}

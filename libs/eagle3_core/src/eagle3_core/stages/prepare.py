@@ -46,7 +46,7 @@ def prepare(ctx: StageContext) -> Commit:
     verifier = _verifier(ctx)
     train_sources = _sources(ctx, spec.datasets, "/datasets")
     eval_sources = _sources(ctx, spec.evaluation.prompts, "/evaluation/prompts")
-    limit = min(spec.data.max_seq_len, verifier.max_position_embeddings)
+    limit = verifier.longest(spec.data.max_seq_len)
     with ConfinedEncoder(verifier, LIMITS) as encoder:
         sampler = Sampler(encoder, limit)
         held_out, keys = held_out_prompts(

@@ -82,6 +82,11 @@ class Identity:
     text_config: dict[str, Any]
     """The config of the language model: the outer one, or its `text_config`."""
 
+    def longest(self, max_seq_len: int) -> int:
+        """Tokens of a sample, prompt and answer together, that is asked for up to `max_seq_len`: never beyond the positions
+        that the verifier knows."""
+        return min(max_seq_len, self.max_position_embeddings)
+
 
 def inspect(folder: Path, *, revision: str = "local") -> Identity:
     """The identity of the checkpoint in `folder`.

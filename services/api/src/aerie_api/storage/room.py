@@ -19,18 +19,11 @@ from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import living
 from aerie_api.storage.repository import StorageRepository
 from aerie_api.storage.retention import Keeping, Retention
-from eagle3_core.errors import AerieError
 from eagle3_core.objects.keys import HOUSE_PREFIX, new_nonce
 from eagle3_core.objects.protocol import ObjectStore, StoreFull
 
 TRIAL_BYTES = 16 << 20
 """What is written to see whether a store takes anything: one part of a large object."""
-
-
-class OverBudget(AerieError):
-    """The tenant's results hold more than its budget."""
-
-    code, status = STORE_FULL, 507
 
 
 class Room:
@@ -63,9 +56,9 @@ class Room:
         with self._db.read() as session:
             return StorageRepository(session).holding_more_than(self._keeping.budget_bytes)
 
-    def too_much(self, tenant: str, held: int) -> OverBudget:
+    def too_much(self, tenant: str, held: int) -> StoreFull:
         """The reason why jobs of a tenant that holds `held` bytes wait."""
-        return OverBudget(
+        return StoreFull(
             f"the results of {tenant} hold {held} bytes, its budget is {self._keeping.budget_bytes}",
             remedy="delete what is not needed (POST /storage/deletions), or raise AERIE_TENANT_STORE_BYTES; jobs go on by themselves",
             held_bytes=held, budget_bytes=self._keeping.budget_bytes,
@@ -90,14 +83,14 @@ class Room:
         shrunk = [self._retention.shrink(t, held - self._keeping.budget_bytes) for t, held in over.items()]
         return self.over() if any(shrunk) else over
 
-    def _pause_all(self, tenant: str, reason: OverBudget) -> None:
+    def _pause_all(self, tenant: str, reason: StoreFull) -> None:
         with self._db.read() as session:
             job_ids = StorageRepository(session).moving_jobs(tenant)
         for job_id in job_ids:
             with self._db.write() as session:
                 self._pause(session, tenant, job_id, reason)
 
-    def _pause(self, session: Session, tenant: str, job_id: str, reason: OverBudget) -> None:
+    def _pause(self, session: Session, tenant: str, job_id: str, reason: StoreFull) -> None:
         job = StorageRepository(session).locked_if_there(tenant, job_id)
         if job is not None and living(job):
             pause(session, job, reason.problem(), self._clock())

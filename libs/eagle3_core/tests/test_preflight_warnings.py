@@ -1,0 +1,59 @@
+"""A job that may start and is only unwise gets a warning that says why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_core.jobs.preflight import preflight
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.testing import tiny_job
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def job(folder) -> dict[str, Any]:
+    return tiny_job(folder)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "says"),
+    [
+        ("data", "max_seq_len", 4096, "2048 positions"),
+        ("evaluation", "num_steps", 5, "drafts deeper"),
+    ],
+)
+def test_what_is_only_unwise_is_a_warning(folder, job, section, field, value, says):
+    job[section][field] = value
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert says in warning
+
+
+def test_no_tie_allowed_in_low_precision_is_a_warning(folder, job):
+    job["verifier"]["dtype"] = "bfloat16"
+    assert not preflight(parse_job(job), [folder]).warnings
+    job["evaluation"]["near_tie_logit_gap"] = 0
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert "near_tie_logit_gap" in warning
+
+
+def test_answers_that_cannot_fit_are_a_warning(folder, job):
+    job["data"]["regenerate"]["max_new_tokens"] = 96
+
+    assert "do not fit" in preflight(parse_job(job), [folder]).warnings[0]
+
+
+def test_a_few_broken_lines_are_a_warning(folder, job):
+    job["data"]["bad_rows_limit"] = 0.5
+    with (folder / "train.jsonl").open("a") as file:
+        file.write("{\n")
+
+    assert "1 of the first 13 lines" in preflight(parse_job(job), [folder]).warnings[0]
