@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from eagle3_core.stages.evaluate import evaluate
 from eagle3_core.stages.extract import extract
 from eagle3_core.stages.generate import generate
 from eagle3_core.stages.prepare import states_need
-from eagle3_core.stages.warm import VerifierChanged
-from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
+from eagle3_core.testing import RecordingReporter, stage_context, tiny_job, tiny_verifier
 from eagle3_core.verifier.contract import CaptureContract, ContractMismatch
+from eagle3_core.verifier.folder import VerifierChanged
 from eagle3_core.verifier.identity import inspect
+from eagle3_core.verifier.transformers import TransformersVerifier
 
 torch.set_num_threads(1)  # tiny products: a second thread only waits, and waits long on a busy machine
 
@@ -278,6 +280,47 @@ def test_evaluate_measures_its_prompts_and_keeps_times_out_of_what_keys_are_made
     assert isinstance(ctx.reporter, RecordingReporter)
     assert (ctx.reporter.said[-1].done, ctx.reporter.said[-1].total, ctx.reporter.said[-1].unit) == (2, 2, "prompts")
     assert reduce("evaluate", ctx.spec, [result])["prompts"] == 2
+
+
+@pytest.mark.parametrize("after", ["measure", "measure_costs"])
+def test_a_verifier_replaced_while_evaluate_measures_is_refused(job, monkeypatch, after):
+    """A verifier that is loaded may lie in mapped files: what was measured may be of either."""
+    module = importlib.import_module("eagle3_core.stages.evaluate")
+    call = getattr(module, after)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        tiny_verifier(job.folder / "verifier", seed=1)
+        return result
+
+    monkeypatch.setattr(module, after, called)
+
+    with pytest.raises(VerifierChanged, match=f"the job was posted for {job.identity.digest[:16]}"):
+        evaluated(job)
+
+
+def test_a_loaded_verifier_is_not_used_on_once_its_folder_holds_another(job):
+    generate(job.context("generate", 0, 2))
+    tiny_verifier(job.folder / "verifier", seed=1)
+    other = inspect(job.folder / "verifier").digest
+
+    with pytest.raises(VerifierChanged, match=f"is verifier {other[:16]}, the job was posted for"):
+        generate(job.context("generate", 2, 4))
+
+
+def test_a_verifier_replaced_while_it_is_loaded_is_refused_and_not_kept(job, monkeypatch):
+    def replace(*args: Any, **kwargs: Any) -> Any:
+        loaded = TransformersVerifier(*args, **kwargs)
+        tiny_verifier(job.folder / "verifier", seed=1)
+        return loaded
+
+    monkeypatch.setattr("eagle3_core.stages.warm.TransformersVerifier", replace)
+    ctx = job.context("generate", 0, 2)
+    ctx.warm = Warm()
+
+    with pytest.raises(VerifierChanged, match=f"the job was posted for {job.identity.digest[:16]}"):
+        generate(ctx)
+    assert not ctx.warm.held
 
 
 def test_a_drafter_of_other_layers_than_the_running_verifier_captures_is_refused_before_any_work(job):

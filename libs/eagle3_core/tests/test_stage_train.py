@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from eagle3_core.objects.manifest import read_manifest
 from eagle3_core.stages.context import Preempted
 from eagle3_core.stages.package import package
 from eagle3_core.stages.train import train
-from eagle3_core.testing import RecordingReporter
+from eagle3_core.testing import RecordingReporter, tiny_verifier
 from eagle3_core.train.feed import NoSupervision
 from eagle3_core.train.testing import RandomStates
 from eagle3_core.verifier.contract import ContractMismatch
+from eagle3_core.verifier.folder import VerifierChanged
+from eagle3_core.verifier.identity import inspect
 
 LINES = ["0001111", "00111111", "0000", "00011111", "001111", "0011111111", "00111", "0000111"] * 2
 
@@ -116,11 +119,54 @@ def test_a_stopped_training_goes_on_in_the_next_attempt_and_commits_the_same_con
 
 def test_states_of_another_verifier_are_refused_with_both_names(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    config = json.loads((tmp_path / "verifier" / "config.json").read_text())
-    (tmp_path / "verifier" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
+    captured = bench.contract.verifier
+    bench.contract = bench.contract.model_copy(update={"verifier": "0" * 64})
 
-    with pytest.raises(ContractMismatch, match=bench.contract.verifier[:16]):
+    with pytest.raises(ContractMismatch, match=f"from verifier {captured[:16]} .* posted for 0000000000000000"):
         train(bench.context("train"))
+
+
+def replaced(folder: Path) -> str:
+    """Put another checkpoint where the verifier is; what both are called in a refusal."""
+    posted = inspect(folder / "verifier").digest
+    tiny_verifier(folder / "verifier", seed=1)
+    return f"is verifier {inspect(folder / 'verifier').digest[:16]}, the job was posted for {posted[:16]}"
+
+
+def replace_after(monkeypatch: pytest.MonkeyPatch, where: str, folder: Path) -> list[str]:
+    """Replace the verifier right after `where` (module.name) has returned; what `replaced` says then."""
+    said: list[str] = []
+    module, name = f"eagle3_core.{where}".rsplit(".", 1)
+    call = getattr(importlib.import_module(module), name)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        said.append(replaced(folder))
+        return result
+
+    monkeypatch.setattr(f"eagle3_core.{where}", called)
+    return said
+
+
+def test_a_verifier_replaced_before_training_is_refused_with_both_digests(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    both = replaced(tmp_path)
+
+    with pytest.raises(VerifierChanged, match=both):
+        train(bench.context("train"))
+
+
+@pytest.mark.parametrize("after", ["build", "new_drafter"])
+def test_a_verifier_replaced_while_training_reads_it_is_refused_with_both_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """Within the read of the first weights, and between that and the read of the teacher."""
+    bench, said = Bench(tmp_path), replace_after(monkeypatch, f"stages.train.{after}", tmp_path)
+
+    with pytest.raises(VerifierChanged) as refused:
+        train(bench.context("train"))
+
+    assert said[0] in str(refused.value)
 
 
 def test_states_without_supervision_end_the_job(tmp_path: Path) -> None:
@@ -160,6 +206,32 @@ def test_a_drafter_that_is_not_the_one_train_reported_is_not_packaged(tmp_path: 
 
     with pytest.raises(ExportMismatch, match="train's result says 0000"):
         package(bench.context("package"))
+
+
+def test_a_verifier_replaced_after_the_measurement_is_not_packaged(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.evaluated()
+    both = replaced(tmp_path)
+
+    with pytest.raises(VerifierChanged, match=both):
+        package(bench.context("package"))
+
+
+@pytest.mark.parametrize("after", ["require_same", "write_card"])
+def test_a_verifier_replaced_while_the_package_is_made_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """At the last read of the folder, and behind it while the files are stored."""
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.evaluated()
+    said = replace_after(monkeypatch, f"stages.package.{after}", tmp_path)
+
+    with pytest.raises(VerifierChanged) as refused:
+        package(bench.context("package"))
+
+    assert said[0] in str(refused.value)
 
 
 def test_a_drafter_measured_under_another_contract_is_not_packaged(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_turn_markers_of_the_template_and_every_end_are_always_in(tmp_path: Path
 def context(folder: Path, rows: list[tuple[str, str, list[int], list[int]]], **changes) -> StageContext:
     document = tiny_job(folder)
     document["vocab"] = {"draft_vocab_size": 8, "min_coverage": 0.5, **changes}
+    sources = {"verifier": inspect(folder / "verifier").digest}
     ctx = stage_context(folder, "vocab", document)
     refs = []
     for unit, part in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
@@ -131,7 +132,7 @@ def context(folder: Path, rows: list[tuple[str, str, list[int], list[int]]], **c
         )
         writer.add_file("answers.safetensors", path)
         refs.append(writer.commit({}))
-    return stage_context(folder, "vocab", document, inputs={"generate": refs}, store=ctx.store)
+    return stage_context(folder, "vocab", document, inputs={"generate": refs}, store=ctx.store, sources=sources)
 
 
 ROWS = [(str(i), "t", [10 + i % 3, 20, 21, 2], [0, 1, 1, 1]) for i in range(40)]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
+from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.evaluate.costs import measure_costs
 from eagle3_core.evaluate.decode import Measured, measure
 from eagle3_core.evaluate.losslessness import compare
@@ -24,6 +26,7 @@ from eagle3_core.objects.manifest import Manifest
 from eagle3_core.shards.manifest import contract_of
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE
+from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.contract import agree
@@ -57,6 +60,7 @@ def evaluate(ctx: StageContext) -> Commit:
     rows = [_row(ctx, verifier, prompts, m, seen) for m in measured]
     context = max((m.plain.ids for m in measured), key=len)[:COST_CONTEXT]
     costs = measure_costs(verifier, drafter, context, evaluation.num_steps)
+    posted_verifier(ctx)
     writer = ctx.writer()
     answers = [m.chain.answer for m in measured]
     writer.add_json("prompts.json", [{**row, "answer": a} for row, a in zip(rows, answers, strict=True)])
@@ -67,12 +71,11 @@ def evaluate(ctx: StageContext) -> Commit:
 
 def _drafter(ctx: StageContext, trained: Manifest, verifier: TransformersVerifier) -> Drafter:
     """Train's drafter, in the precision and on the device of the verifier."""
-    folder = ctx.scratch / "drafter"
-    folder.mkdir()
-    for name in (TENSORS_FILE, CONFIG_FILE):
-        (folder / name).symlink_to(ctx.fetch(trained.file(name)))
-    checkpoint: Path = verifier.identity.folder
-    return Drafter.load(folder, checkpoint, dtype=verifier.dtype, device=verifier.device)
+    config = DrafterConfig.model_validate_json(ctx.fetch(trained.file(CONFIG_FILE)).read_text())
+    state = load_file(ctx.fetch(trained.file(TENSORS_FILE)))
+    with reading_verifier(ctx) as folder:
+        drafter = Drafter.from_state(config, state, VerifierParts(folder))
+    return drafter.at(verifier.device, verifier.dtype)
 
 
 def _training_answers(ctx: StageContext, prepared: Manifest) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ from eagle3_core.jobs.wire import Commit
 from eagle3_core.shards.writer import ShardWriter
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE, commit_states
+from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.stages.warm import reporting, warm_verifier
 
 BATCH_TOKENS = 4096
@@ -34,6 +35,7 @@ def extract(ctx: StageContext) -> Commit:
     for captured in verifier.capture(sequences, batch_tokens=BATCH_TOKENS, on_progress=progress):
         i = captured.index
         shards.add(samples.ids[i], samples.tasks[i], sequences[i], samples.sample(i)[1].tolist(), captured.states)
+    posted_verifier(ctx)
     output = commit_states(ctx, shards, contract, ctx.assignment.key, time.monotonic() - started)
     return Commit(output=output, seconds=0.0)
 

@@ -14,6 +14,7 @@ from eagle3_core.jobs.graph import Slice, unit_inputs, unit_key
 from eagle3_core.jobs.wire import Commit, ManifestRef, Output
 from eagle3_core.shards.writer import ShardWriter
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.stages.prepare import states_need
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding, Generated
@@ -49,6 +50,7 @@ def generate(ctx: StageContext) -> Commit:
         shards.add(prompts.ids[index], prompts.tasks[index], answer.ids, mask_of(answer), answer.states)
         answers[index] = Generated(index, answer.ids, answer.prompt_len, answer.ended, None)
     seconds = time.monotonic() - started
+    posted_verifier(ctx)
     ref, result = _commit_answers(ctx, prompts, [answers[i] for i in range(len(prompts))], seconds)
     states = commit_states(ctx, shards, contract, _extract_key(ctx, ref), seconds)
     return ctx.done(ref, result, [states])

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from eagle3_core.data.sources import resolve
 from eagle3_core.drafter.card import CardFacts, write_card
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.export import ExportMismatch, require_same, sglang_config, write_sglang, write_speculators
@@ -17,6 +16,7 @@ from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.verifier.contract import CaptureContract, agree
 
@@ -24,18 +24,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def package(ctx: StageContext) -> Commit:
-    """Export the drafter in the verifier's precision, read it back, and write its card. Raises ExportMismatch."""
+    """Export the drafter in the verifier's precision, read it back, and write its card. Raises ExportMismatch, VerifierChanged."""
     (trained,) = ctx.manifests("train")
     contract = _contract(ctx, trained)
-    parts = VerifierParts(resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model"))
-    drafter = _drafter(ctx, trained, parts)
     dtype = DTYPES[ctx.spec.verifier.dtype]
     sglang, speculators = ctx.scratch / "sglang", ctx.scratch / "speculators"
-    write_sglang(drafter, sglang, dtype)
-    teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
-    write_speculators(drafter, speculators, dtype, ctx.spec.verifier.model.removeprefix("file://"), teacher)
-    ctx.check()
-    require_same(drafter, dtype, sglang, speculators, parts)
+    with reading_verifier(ctx) as folder:
+        parts = VerifierParts(folder)
+        drafter = _drafter(ctx, trained, parts)
+        write_sglang(drafter, sglang, dtype)
+        teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
+        write_speculators(drafter, speculators, dtype, ctx.spec.verifier.model.removeprefix("file://"), teacher)
+        ctx.check()
+        require_same(drafter, dtype, sglang, speculators, parts)
     ctx.log(f"both directories, read back in {ctx.spec.verifier.dtype}, give the trained drafter's logits")
     report = ctx.result("evaluate")
     facts = CardFacts(
@@ -90,6 +91,7 @@ def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path
         "speculators": {"model_type": "eagle3"},
         "report": dict(facts.report),
     }
+    posted_verifier(ctx)  # files may have been uploaded for minutes
     commit = ctx.done(writer.commit(result, contract=contract), result)
     _discard_checkpoints(ctx)
     return commit

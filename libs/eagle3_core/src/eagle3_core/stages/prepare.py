@@ -17,15 +17,16 @@ from eagle3_core.data.datasets import Tally
 from eagle3_core.data.encoding import LIMITS, ConfinedEncoder
 from eagle3_core.data.rows import DatasetFault, DatasetMissing, fault
 from eagle3_core.data.samples import Sampler
-from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
+from eagle3_core.data.sources import fingerprint, resolve
 from eagle3_core.data.templates import FIXED_DAY, prints_date
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.jobs.room import Need, exact_need, need_of_answers
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.stages.context import StageContext
-from eagle3_core.verifier.folder import POINTER, VerifierChanged, VerifierTokenizer, refusal
-from eagle3_core.verifier.identity import Identity, inspect
+from eagle3_core.stages.posted import posted_verifier
+from eagle3_core.verifier.folder import VerifierTokenizer, refusal
+from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
 TRAIN_FILE, EVAL_FILE = "train.safetensors", "eval.safetensors"
@@ -43,7 +44,7 @@ def prepare(ctx: StageContext) -> Commit:
     Raises DatasetFault (`dataset.*`), DataTooShort, DataAllMasked, HeldOutOverlap, and `verifier.*`.
     """
     spec = ctx.spec
-    verifier = _verifier(ctx)
+    verifier = posted_verifier(ctx)
     train_sources = _sources(ctx, spec.datasets, "/datasets")
     eval_sources = _sources(ctx, spec.evaluation.prompts, "/evaluation/prompts")
     limit = verifier.longest(spec.data.max_seq_len)
@@ -71,18 +72,6 @@ def states_need(train: TokenSet, spec: JobSpec, hidden: int) -> Need:
         whole = np.minimum(train.lengths + longest, np.maximum(spec.data.max_seq_len, train.lengths))
         return need_of_answers(train.tokens, len(train), int((whole - train.lengths).sum()), hidden)
     return exact_need(train.tokens, train.labelled, hidden)
-
-
-def _verifier(ctx: StageContext) -> Identity:
-    folder = resolve_folder(ctx.spec.verifier.model, ctx.file_roots, pointer=POINTER)
-    verifier = inspect(folder, revision=ctx.spec.verifier.revision)
-    if verifier.digest != (expected := ctx.assignment.sources.get("verifier", "")):
-        raise refusal(
-            VerifierChanged,
-            f"{folder} is verifier {verifier.digest[:16]}, the job was posted for {expected[:16]}",
-            "put the old checkpoint back, or post the job again",
-        )
-    return verifier
 
 
 def _sources(ctx: StageContext, specs: Sequence[DatasetSpec], pointer: str) -> list[Source]:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file
 
-from eagle3_core.data.sources import resolve
 from eagle3_core.drafter.build import build
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
@@ -18,6 +17,7 @@ from eagle3_core.jobs.wire import Commit
 from eagle3_core.shards.manifest import shared_contract
 from eagle3_core.shards.reader import ShardSet
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.posted import reading_verifier
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.cost import Weights
 from eagle3_core.train.feed import Feed, Samples
@@ -28,7 +28,6 @@ from eagle3_core.train.ranks import Ranks
 from eagle3_core.train.replica import Place
 from eagle3_core.train.speed import sentence
 from eagle3_core.verifier.contract import ContractMismatch
-from eagle3_core.verifier.identity import inspect
 
 START = "start"
 """Folder of the untrained drafter, for the ranks."""
@@ -76,7 +75,8 @@ def train_at(ctx: StageContext, device: torch.device, ranks: Ranks, drafter: Dra
     """Train on `device` as one of `ranks`; the first saves the drafter in its scratch folder and says what became of it."""
     training = ctx.spec.training
     shards = ShardSet(ctx.store, ctx.manifests("extract"), ctx.scratch)
-    teacher = Teacher.read(VerifierParts(_verifier(ctx)), drafter.t2d_V, shards.contract.final)
+    with reading_verifier(ctx) as verifier:
+        teacher = Teacher.read(VerifierParts(verifier), drafter.t2d_V, shards.contract.final)
     feed = _feed(ctx, shards, training, Weights.of(drafter.config))
     dtype = _dtype(training, device)
     checkpoints = Checkpoints(
@@ -109,35 +109,33 @@ def _feed(ctx: StageContext, samples: Samples, training: Training, weights: Weig
 
 
 def new_drafter(ctx: StageContext) -> Drafter:
-    """An untrained drafter for the verifier that the states came from. Raises ContractMismatch."""
-    training, folder = ctx.spec.training, _verifier(ctx)
+    """An untrained drafter for the verifier that the states came from. Raises ContractMismatch, VerifierChanged."""
+    training, posted = ctx.spec.training, ctx.assignment.sources["verifier"]
     contract = shared_contract(ctx.manifests("extract"))
-    if (digest := inspect(folder).digest) != contract.verifier:
+    if posted != contract.verifier:
         raise ContractMismatch(
             f"the states were captured from verifier {contract.verifier[:16]} ({contract.verifier_name}), "
-            f"{folder} is {digest[:16]}",
+            f"the job was posted for {posted[:16]}",
             remedy="use the verifier that the states came from, or capture them again",
             pointer="/verifier/model",
         )
     (manifest,) = ctx.manifests("vocab")
     vocab = load_file(ctx.fetch(manifest.file("vocab.safetensors")))
-    return build(
-        folder, algorithm=training.algorithm, init=training.init, aux_layers=contract.aux_layers,
-        ttt_steps=training.ttt_steps, d2t_Vd=vocab["d2t"], t2d_V=vocab["t2d"], seed=training.seed,
-        train_lm_head=training.train_lm_head,
-    )  # fmt: skip
+    with reading_verifier(ctx) as folder:
+        return build(
+            folder, algorithm=training.algorithm, init=training.init, aux_layers=contract.aux_layers,
+            ttt_steps=training.ttt_steps, d2t_Vd=vocab["d2t"], t2d_V=vocab["t2d"], seed=training.seed,
+            train_lm_head=training.train_lm_head,
+        )  # fmt: skip
 
 
 def started_drafter(ctx: StageContext, folder: Path) -> Drafter:
     """The untrained drafter that `train_together` left in `folder`, every weight but a frozen head requiring a gradient."""
-    drafter = Drafter.load(folder / START, _verifier(ctx))
+    with reading_verifier(ctx) as verifier:
+        drafter = Drafter.load(folder / START, verifier)
     for name, weight in drafter.weights.items():
         weight.requires_grad_(ctx.spec.training.train_lm_head or name != "lm_head.weight")
     return drafter
-
-
-def _verifier(ctx: StageContext) -> Path:
-    return resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model")
 
 
 def _device(ctx: StageContext) -> Literal["cpu", "cuda"]:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from eagle3_core.data.sources import resolve
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.data.vocab import Counts, DraftVocab, VocabCoverage, choose, estimated_coverage
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.verifier.folder import VerifierTokenizer, read_json
-from eagle3_core.verifier.identity import Identity, inspect
+from eagle3_core.verifier.identity import Identity
 
 VOCAB_FILE = "vocab.safetensors"
 
@@ -23,7 +23,7 @@ VOCAB_FILE = "vocab.safetensors"
 def vocab(ctx: StageContext) -> Commit:
     """Choose the drafter's tokens from the training answers. Raises VocabSize, VocabCoverage."""
     samples = _samples(ctx)
-    verifier = inspect(resolve(ctx.spec.verifier.model, ctx.file_roots, pointer="/verifier/model"))
+    verifier = posted_verifier(ctx)
     requested, always = ctx.spec.vocab.draft_vocab_size, always_in(verifier)
     chosen = choose(Counts.of(samples, verifier.vocab_size).scores_V, requested, always)
     coverage, fair = estimated_coverage(samples, verifier.vocab_size, requested, always)

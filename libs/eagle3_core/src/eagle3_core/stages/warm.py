@@ -8,38 +8,28 @@ from __future__ import annotations
 
 import time
 
-from eagle3_core.data.sources import resolve
 from eagle3_core.digests import digest_json
 from eagle3_core.stages.context import StageContext
+from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.verifier.base import Progressed
-from eagle3_core.verifier.folder import VerifierChanged
-from eagle3_core.verifier.identity import inspect
 from eagle3_core.verifier.transformers import TransformersVerifier
 
 
 def warm_verifier(ctx: StageContext) -> TransformersVerifier:
     """The job's verifier, loaded now or by an earlier unit. Raises VerifierChanged and what loading raises."""
-    spec = ctx.spec.verifier
-    expected = ctx.assignment.sources["verifier"]
+    spec, identity = ctx.spec.verifier, posted_verifier(ctx)
 
     def load() -> TransformersVerifier:
-        folder = resolve(spec.model, ctx.file_roots, pointer="/verifier/model")
-        identity = inspect(folder, revision=spec.revision)
-        if identity.digest != expected:
-            raise VerifierChanged(
-                f"{folder} is verifier {identity.digest[:16]}, the job was posted for {expected[:16]}",
-                remedy="put the old checkpoint back, or post the job again",
-                pointer="/verifier/model",
-            )
         ctx.log(f"loading the verifier {identity.name} in {spec.dtype}")
         started = time.monotonic()
-        verifier = TransformersVerifier(folder, spec, ctx.spec.extraction.aux_layers, identity)
+        with reading_verifier(ctx) as folder:
+            verifier = TransformersVerifier(folder, spec, ctx.spec.extraction.aux_layers, identity)
         ctx.log(f"loaded the verifier in {time.monotonic() - started:.1f} s on {verifier.device}")
         return verifier
 
     layers = ctx.spec.extraction.aux_layers
     key = digest_json(
-        [expected, spec.revision, spec.dtype, spec.backend, spec.device, list(layers) if layers else None]
+        [identity.digest, spec.revision, spec.dtype, spec.backend, spec.device, list(layers) if layers else None]
     )
     return ctx.warm.get(key, load)
 

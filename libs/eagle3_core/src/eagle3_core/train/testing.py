@@ -49,8 +49,9 @@ class RandomStates:
     def context(self, stage: Any) -> StageContext:
         """One attempt at `stage`."""
         return stage_context(
-            self.folder, stage, self.document, inputs=self.inputs, results=self.results, store=self.store
-        )
+            self.folder, stage, self.document, inputs=self.inputs, results=self.results, store=self.store,
+            sources={"verifier": self.contract.verifier},
+        )  # fmt: skip
 
     def _states(self, masks: list[str]) -> ManifestRef:
         generator = torch.Generator().manual_seed(0)
