@@ -16,6 +16,7 @@ from eagle3_core.drafter.rope import Rope
 from eagle3_core.drafter.testing import random_drafter, tiny_config
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.testing import tiny_verifier
+from eagle3_core.verifier.folder import VerifierWeights
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -155,6 +156,46 @@ def test_a_missing_head_that_is_not_tied_is_an_error_and_not_a_random_head(tmp_p
 
     with pytest.raises(UnsupportedVerifier, match="lm_head"):
         VerifierParts(folder).head()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place", "says"),
+    [
+        ("model.embed_tokens.weight", "nan", (317, 5), "row 317 of 320"),
+        ("lm_head.weight", "inf", (9, 0), "row 9 of 320"),
+        ("model.norm.weight", "-inf", (3,), "row 3 of 32"),
+    ],
+)
+def test_a_part_that_is_no_number_is_refused_by_name_and_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, place: tuple[int, ...], says: str
+) -> None:
+    """Also behind the rows that are looked at first; no pass ever read the row of a token that no sample holds."""
+    monkeypatch.setattr("eagle3_core.drafter.verifier_parts.ROWS_AT_ONCE", 100)
+    folder = tiny_verifier(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][place] = float(value)
+    save_file(tensors, folder / "model.safetensors")
+    parts = VerifierParts(folder)
+
+    with pytest.raises(VerifierWeights, match=f"{name} in .* {says}") as refused:
+        (parts.embedding(), parts.norm(), parts.head())
+
+    assert (refused.value.code, refused.value.pointer) == ("verifier.weights", "/verifier/model")
+
+
+def test_a_part_that_was_read_does_not_change_with_its_file(tmp_path: Path) -> None:
+    folder = tiny_verifier(tmp_path)
+    file = folder / "model.safetensors"
+    before = load_file(file)["model.embed_tokens.weight"].clone()
+    embedding_VH = VerifierParts(folder).embedding()
+
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    with file.open("r+b") as opened:  # over the very pages that a mapped tensor would show
+        opened.seek(header)
+        opened.write(bytes(file.stat().st_size - header))
+
+    assert not VerifierParts(folder).embedding().any()
+    assert torch.equal(embedding_VH, before)
 
 
 def test_the_teacher_is_the_verifiers_own_distribution_over_the_draft_tokens(tmp_path: Path) -> None:

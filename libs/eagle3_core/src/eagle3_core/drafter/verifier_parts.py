@@ -20,10 +20,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle3_core.drafter.config import UnsupportedVerifier, read_text_config
+from eagle3_core.verifier.folder import VerifierWeights, refusal
 
 EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+ROWS_AT_ONCE = 4096
+"""Rows of a tensor that are looked at together: what is made of them lies beside a tensor that may have gigabytes."""
 
 
 class VerifierParts:
@@ -46,7 +49,10 @@ class VerifierParts:
         return self.tensor(beside if beside in self._file_of else FINAL_NORM)
 
     def tensor(self, ending: str) -> Tensor:
-        """The tensor whose name ends with `ending`, as stored. Raises UnsupportedVerifier."""
+        """The tensor whose name ends with `ending`, as stored. Raises UnsupportedVerifier, and VerifierWeights for NaN.
+
+        A copy: a mapped tensor would change with its file, after the file was checked.
+        """
         name = self.find(ending)
         if name is None:
             raise UnsupportedVerifier(
@@ -54,7 +60,9 @@ class VerifierParts:
                 remedy="use a checkpoint whose safetensors hold embed_tokens, norm and lm_head (or a tied embedding)",
             )
         with safe_open(self.folder / self._file_of[name], framework="pt", device="cpu") as file:
-            return file.get_tensor(name)
+            tensor = file.get_tensor(name).clone()
+        _require_finite(f"{name} in {self.folder / self._file_of[name]}", tensor)
+        return tensor
 
     def embedding(self) -> Tensor:
         """[V, H], as stored."""
@@ -83,6 +91,22 @@ class VerifierParts:
         prefix = anchor.removesuffix("input_layernorm.weight")
         names = [name for name in self._file_of if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.tensor(name) for name in sorted(names)}
+
+
+def _require_finite(name: str, tensor: Tensor) -> None:
+    """Raise VerifierWeights, naming the first bad row, unless every element is a number in float32.
+
+    The row of a token that no sample holds never enters a pass, so nothing else would notice it before it is served.
+    """
+    for start in range(0, len(tensor), ROWS_AT_ONCE):
+        finite = torch.isfinite(tensor[start : start + ROWS_AT_ONCE].float())
+        if not bool(finite.all()):
+            row = start + int(torch.nonzero(~finite)[0, 0])
+            raise refusal(
+                VerifierWeights,
+                f"{name} is NaN or infinite, first in row {row} of {len(tensor)}",
+                "download the checkpoint again, or write it again without such values",
+            )
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
