@@ -20,9 +20,9 @@ from transformers import (
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.attention import attend
-from eagle3_core.verifier.base import Decoding, SelfCheckFailed
+from eagle3_core.verifier.base import Decoding, SelfCheckFailed, StatesNotFinite
 from eagle3_core.verifier.cache import Placement, placed
-from eagle3_core.verifier.folder import UnsupportedVerifier
+from eagle3_core.verifier.folder import UnsupportedVerifier, VerifierWeights
 from eagle3_core.verifier.identity import inspect
 from eagle3_core.verifier.layers import from_engine, to_engine
 from eagle3_core.verifier.probe import Parts, Probe, find_parts, prove_norm
@@ -143,6 +143,42 @@ def test_the_proof_names_what_differs(spoil, says):
 
     with pytest.raises(SelfCheckFailed, match=says):
         probe.prove(*spoil(*toy(3)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda states, logits: ((*states[:3], states[3] * torch.nan, *states[4:]), logits), r"hidden_states\[3\]"),
+        (lambda states, logits: ((*states[:-1], states[-1] / 0), logits), r"hidden_states\[7\]"),
+        (lambda states, logits: (states, logits * torch.nan), "logits"),
+    ],
+)
+def test_values_that_are_no_numbers_are_named_as_such_and_not_as_a_fault_of_the_capture(spoil, says):
+    toy = Toy()
+    probe = probe_of(toy, (1, 3, 5))
+
+    with pytest.raises(StatesNotFinite, match=f"over 3 tokens, {says} of the verifier is NaN .* at token 0") as refused:
+        probe.prove(*spoil(*toy(3)))
+
+    assert "bfloat16 or float32" in str(refused.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "says"),
+    [
+        ("model.norm.weight", VerifierWeights, "the final norm's gain is NaN or infinite"),
+        ("model.layers.4.mlp.down_proj.weight", StatesNotFinite, r"hidden_states\[5\]"),
+        ("lm_head.weight", StatesNotFinite, "logits"),
+    ],
+)
+def test_a_checkpoint_with_a_nan_is_refused_for_it_when_it_is_loaded(tmp_path: Path, tensor, error, says):
+    folder = tiny_verifier(tmp_path / "verifier")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor].view(-1)[0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+
+    with pytest.raises(error, match=says):
+        TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
 
 
 def test_a_layer_that_did_not_run_is_named():

@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle3_core.verifier.base import SelfCheckFailed, States
-from eagle3_core.verifier.folder import UnsupportedVerifier
+from eagle3_core.verifier.base import SelfCheckFailed, States, StatesNotFinite
+from eagle3_core.verifier.folder import POINTER, UnsupportedVerifier, VerifierWeights, refusal
 
 NORM_TOLERANCE = 0.02
 """Largest relative difference (Frobenius) of the final norm from an RMS norm: bfloat16 rounds by .004 an element."""
+
+FINITE_REMEDY = (
+    "run the verifier in bfloat16 or float32 (float16 overflows); where it does, its weights are damaged: "
+    "download the checkpoint again"
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,15 @@ def prove_norm(parts: Parts, eps: float) -> None:
     """Raise UnsupportedVerifier unless the final norm is an RMS norm of gain w with `eps`: what the teacher computes.
 
     A layer norm takes the mean away, Gemma's gain is 1 + w: a drafter trained on the wrong one only ever serves badly.
+    Raises VerifierWeights for a gain that is no number: that says nothing about the kind of norm.
     """
     gain: Tensor = parts.norm.weight  # type: ignore[assignment]
+    if not bool(torch.isfinite(gain).all()):
+        raise refusal(
+            VerifierWeights,
+            f"the final norm's gain is NaN or infinite in {gain.dtype}, first at {int(torch.nonzero(~torch.isfinite(gain))[0])}",
+            FINITE_REMEDY,
+        )
     state = torch.linspace(-1, 3, len(gain), device=gain.device, dtype=gain.dtype)[None]  # its mean is far from 0
     with torch.no_grad():
         have = parts.norm(state).float()
@@ -79,6 +91,18 @@ def prove_norm(parts: Parts, eps: float) -> None:
             f"the final norm, a {type(parts.norm).__name__}, is no RMS norm of gain w: it is {off:.2g} off (allowed {NORM_TOLERANCE})",
             remedy="a drafter is trained on head(norm(state)) with such a norm; use a verifier that has one",
             pointer="/verifier/model",
+        )
+
+
+def require_numbers(name: str, values_BnX: Tensor) -> None:
+    """Raise StatesNotFinite, naming the first token, unless every value of the self check's pass is a number."""
+    bad = torch.nonzero(~torch.isfinite(values_BnX))
+    if len(bad):
+        raise StatesNotFinite(
+            f"in a pass over {values_BnX.shape[1]} tokens, {name} of the verifier is NaN or infinite in "
+            f"{str(values_BnX.dtype).removeprefix('torch.')}, first at token {int(bad[0, 1])}",
+            remedy=FINITE_REMEDY,
+            pointer=POINTER,
         )
 
 
@@ -114,9 +138,13 @@ class Probe:
     def prove(self, hidden_states: tuple[Tensor, ...], logits: Tensor) -> None:
         """Compare the last pass with what the model reported of it: `hidden_states` (N + 1, the last one normed) and `logits`.
 
-        Raises SelfCheckFailed that names the layer which differs.
+        Raises StatesNotFinite that names the first place where a value is no number (such values equal nothing, and would
+        pass for a fault of the capture), SelfCheckFailed that names the layer which differs.
         """
         states = self.take()
+        told = [(f"hidden_states[{i}]", state) for i, state in enumerate(hidden_states)]
+        for name, values in [*told[:-1], ("the input of the final norm", states.final), told[-1], ("logits", logits)]:
+            require_numbers(name, values)
         for layer, state in zip(self.aux_layers, states.aux.chunk(3, -1), strict=True):
             if not torch.equal(state, hidden_states[layer]):
                 raise SelfCheckFailed(

@@ -28,7 +28,7 @@ from eagle3_core.verifier.generation import Pass, generate
 from eagle3_core.verifier.identity import Identity, inspect
 from eagle3_core.verifier.kinds import KNOWN_LAYER_TYPES
 from eagle3_core.verifier.layers import resolve_layers
-from eagle3_core.verifier.probe import Probe, find_parts, prove_norm
+from eagle3_core.verifier.probe import Probe, find_parts, prove_norm, require_numbers
 
 CHECK_TOKENS = 12
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
@@ -86,7 +86,7 @@ class TransformersVerifier:
         aux_layers: tuple[int, ...] | None = None,
         identity: Identity | None = None,
     ) -> None:
-        """Load and check. Raises UnsupportedVerifier, SelfCheckFailed, LayerChoice."""
+        """Load and check. Raises UnsupportedVerifier, VerifierWeights, StatesNotFinite, SelfCheckFailed, LayerChoice."""
         self.identity = identity or inspect(folder)
         self.revision = spec.revision
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -190,7 +190,7 @@ class TransformersVerifier:
     def self_check(self) -> None:
         """Prove, on a few tokens, what is captured and that our cache and attention compute what the model's own do.
 
-        Raises SelfCheckFailed.
+        Raises SelfCheckFailed, StatesNotFinite.
         """
         ids = (torch.arange(CHECK_TOKENS, device=self.device) * 7919 % self.identity.vocab_size)[None]
         slots = torch.arange(CHECK_TOKENS, device=self.device)[None]
@@ -209,6 +209,8 @@ class TransformersVerifier:
             for part in (slice(0, half), slice(half, CHECK_TOKENS - 1), slice(CHECK_TOKENS - 1, CHECK_TOKENS))
         ]
         have = torch.cat([states.final for states in passes if states is not None], 1)
+        require_numbers("the input of the final norm", want)
+        require_numbers("the input of the final norm over our cache", have)
         off = float((have - want).float().norm() / want.float().norm())
         if not off <= CHECK_TOLERANCE[self.dtype]:
             raise SelfCheckFailed(
