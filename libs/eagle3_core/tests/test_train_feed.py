@@ -71,6 +71,22 @@ def test_data_without_supervision_is_an_error_and_not_a_nan(masks: list[str]) ->
         feed(random_samples(masks))
 
 
+def test_answers_that_end_at_once_are_said_to_be_empty_and_no_fault_of_the_mask() -> None:
+    with pytest.raises(NoSupervision, match=r"every answer is empty.*\(2 samples") as refused:
+        feed(random_samples(["0001", "00001", "000"]))
+
+    assert "mask" not in str(refused.value.remedy)
+
+
+@pytest.mark.parametrize(("masks", "cut"), [(["0000", "000"], None), (["0000111"], 4), (["00001", "0000111"], 4)])
+def test_answers_that_mask_or_cut_leave_out_are_not_said_to_be_empty(masks: list[str], cut: int | None) -> None:
+    with pytest.raises(NoSupervision) as refused:
+        feed(random_samples(masks), max_seq_len=cut)
+
+    assert "mask" in str(refused.value.remedy)
+    assert "empty" not in str(refused.value)
+
+
 def test_a_loaded_batch_is_the_samples_end_to_end() -> None:
     samples = random_samples(MASKS)
     order = [3, 0, 5]

@@ -110,11 +110,7 @@ class Feed:
         self._facts = [self._look(i) for i in range(len(samples))]
         usable = [i for i, facts in enumerate(self._facts) if facts.supervised]
         if not usable:
-            raise NoSupervision(
-                f"none of {len(samples)} samples has two supervised tokens in a row"
-                + (f" within its first {max_seq_len} tokens" if max_seq_len else ""),
-                remedy="check the chat template's mask, or raise training.max_seq_len if answers begin behind it",
-            )
+            raise _nothing_to_learn(samples, max_seq_len)
         self._require_room(usable)
         held = [i for i in usable if held_out(i, val_ratio)]
         self.held_out: list[int] = held if len(held) < len(usable) else []
@@ -230,6 +226,23 @@ class Feed:
             current.append(i)
             room -= self._facts[i].tokens
         return [*batches, tuple(current)] if current else batches
+
+
+def _nothing_to_learn(samples: Samples, cut: int | None) -> NoSupervision:
+    """Why no sample has a chain: the answers are empty, or the mask or the cut leaves them out."""
+    none = f"none of {len(samples)} samples has two supervised tokens in a row"
+    masks = [samples.loss_mask(i).numpy() != 0 for i in range(len(samples))]
+    answers = sum(int(mask_T.any()) for mask_T in masks)
+    if answers and not any((mask_T[1:] & mask_T[:-1]).any() for mask_T in masks):
+        return NoSupervision(
+            f"{none}: every answer is empty, the token that ends it and nothing before ({answers} samples have such answers)",
+            remedy="ask the verifier one of the prompts with its chat template: it ends its answers at once, or a token "
+            "that begins them counts as an end (eos_token_id); with data.regenerate.max_new_tokens 1 raise that",
+        )
+    return NoSupervision(
+        none + (f" within its first {cut} tokens" if cut else ""),
+        remedy="check the chat template's mask, or raise training.max_seq_len if answers begin behind it",
+    )
 
 
 def _dealt(samples: Sequence[int], hands: int, work: Callable[[int], float]) -> list[list[int]]:
