@@ -7,7 +7,7 @@ pages follow what is written over them; its stages check once more before they c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def posted_verifier(ctx: StageContext) -> Identity:
 
 
 @contextmanager
-def reading_verifier(ctx: StageContext) -> Iterator[Path]:
+def reading_verifier(ctx: StageContext) -> Generator[Path]:
     """The folder, to be read within the block; what was read counts only once the block is left.
 
     Raises as `posted_verifier` does, also where the block fails: files that change under a reader fail it in any way.
