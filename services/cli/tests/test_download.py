@@ -1,6 +1,7 @@
 """A drafter's files arrive whole or not at all, and nothing that lies there already is replaced."""
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from aerie_cli.client import Api, Damaged
 from aerie_cli.download import download_drafter
 from eagle3_core import strict_json
 from eagle3_core.digests import digest_bytes
+from eagle3_core.errors import InvalidRequest
 
 FILES = {"sglang/config.json": b"{}", "sglang/model.safetensors": b"tensors", "card.md": b"# card"}
 
@@ -140,10 +142,87 @@ def test_a_download_that_replaces_its_own_folder_keeps_the_old_one_until_the_new
     with Api("http://aerie") as api:
         store.files["card.md"] = b"# carD"
         with pytest.raises(Damaged, match=r"card\.md"):
-            download_drafter(api, "job_1", folder, lambda *_: None)
+            download_drafter(api, "job_1", folder, lambda *_: None, replace=True)
         assert found(folder) == {"old": b"old"}
         store.files["card.md"] = FILES["card.md"]
-        download_drafter(api, "job_1", folder, lambda have, total: heard.append((have, total)))
+        download_drafter(api, "job_1", folder, lambda have, total: heard.append((have, total)), replace=True)
 
     assert found(folder) == FILES
     assert heard[-1] == (15, 15)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_lies_beside_the_target_is_left_alone(store, tmp_path):
+    beside = tmp_path / "mine.new"
+    beside.mkdir()
+    (beside / "thesis.tex").write_text("mine")
+
+    asked = aerie("download", "job_1", "--out", str(tmp_path / "mine"))
+
+    assert asked.exit_code == 0
+    assert found(beside) == {"thesis.tex": b"mine"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.new"]
+
+
+@pytest.mark.parametrize("target", ["link to a folder", "link to nothing", "link to itself", "below a file"])
+def test_a_target_that_cannot_become_the_folder_is_refused_before_anything_is_fetched(store, tmp_path, target):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "file").write_text("mine")
+    leads = {"link to a folder": "full", "link to nothing": "nowhere", "link to itself": "d"}
+    if target in leads:
+        (tmp_path / "d").symlink_to(leads[target])
+    before = sorted(tmp_path.rglob("*"))
+    store.files.clear()  # any transfer would fail otherwise than expected
+
+    asked = aerie(
+        "download", "job_1", "--out", str(tmp_path / ("file/d" if target == "below a file" else "d")), "--json"
+    )
+
+    problem = strict_json.loads(asked.stdout)
+    assert (asked.exit_code, problem["code"]) == (2, "request.invalid")
+    assert "--out" in problem["remedy"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_empty_is_filled_and_one_on_the_way_made_with_the_users_rights(store, tmp_path):
+    (tmp_path / "empty").mkdir()
+
+    codes = [aerie("download", "job_1", "--out", str(tmp_path / place)).exit_code for place in ("empty", "a/b/../c")]
+
+    assert codes == [0, 0]
+    assert found(tmp_path / "empty") == found(tmp_path / "a" / "c") == FILES
+    assert (tmp_path / "a" / "c").stat().st_mode == (tmp_path / "a").stat().st_mode
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_target_that_is_filled_or_held_during_the_transfer_is_kept_and_nothing_else_left(
+    store, tmp_path, monkeypatch, replace
+):
+    folder = tmp_path / "new" / "drafter"
+
+    def meanwhile(have, total):
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.tex").write_text("mine")
+
+    if replace:
+        move = Path.replace
+        monkeypatch.setattr(Path, "replace", lambda self, to: _held() if self.name == "fresh" else move(self, to))
+
+    with Api("http://aerie") as api, pytest.raises(InvalidRequest, match="cannot be put there"):
+        download_drafter(api, "job_1", folder, meanwhile, replace=replace)
+
+    assert found(tmp_path) == {"new/drafter/thesis.tex": b"mine"}
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def _held():
+    raise OSError(16, "Device or resource busy")
+
+
+def test_folders_that_were_made_for_a_download_that_failed_go_again(store, tmp_path):
+    store.list[0]["blake3"] = "0" * 64
+
+    asked = aerie("download", "job_1", "--out", str(tmp_path / "a" / "b" / "c"))
+
+    assert asked.exit_code == 1
+    assert list(tmp_path.iterdir()) == []

@@ -212,7 +212,7 @@ def post(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Download the drafter of `job`; where it lies and its digest."""
     with download_bar() as done:
-        download_drafter(api, job["id"], folder, done)
+        download_drafter(api, job["id"], folder, done, replace=True)
     return {
         "sglang_dir": str(folder / "sglang"),
         "speculators_dir": str(folder / "speculators"),

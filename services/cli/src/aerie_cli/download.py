@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -54,11 +56,25 @@ def download(job: JobId, out: Out = None, url: Url = None, folder: Dir = DEFAULT
 
 
 def vacant(folder: Path) -> Path:
-    """`folder`, absolute. Raises InvalidRequest where something lies there already: it is not ours to replace."""
-    folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidRequest(f"{folder} is there already", remedy="name an empty or a new folder with --out")
-    return folder
+    """`folder` without links on its way. Raises InvalidRequest where something lies there already, or no folder can:
+    it is not ours to replace, and better said before gigabytes are fetched than after."""
+    if folder.is_symlink():
+        state = "a link" if folder.exists() else "a link to nothing"
+        raise _taken(folder.absolute(), f"is {state}: {os.readlink(folder)}")
+    try:
+        place = folder.resolve()
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise _taken(place, "is there already")
+        above = next(parent for parent in place.parents if parent.exists())
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise _taken(folder.absolute(), f"cannot be looked at: {error}") from None
+    if not above.is_dir():
+        raise _taken(place, f"would lie in {above}, which is no folder")
+    return place
+
+
+def _taken(folder: Path, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{folder} {why}", remedy="name an empty or a new folder with --out")
 
 
 @contextmanager
@@ -73,29 +89,58 @@ def download_bar() -> Generator[Done]:
         yield lambda have, total: bar.update(task, completed=have, total=total)
 
 
-def download_drafter(api: Api, job_id: str, folder: Path, done: Done) -> list[dict[str, Any]]:
+def download_drafter(
+    api: Api, job_id: str, folder: Path, done: Done, *, replace: bool = False
+) -> list[dict[str, Any]]:  # fmt: skip
     """Write the files of the job's drafter into `folder` and return their list.
 
-    `folder` is replaced as a whole once everything is there and verified. Raises Damaged, NotReachable.
+    `folder`, absolute, appears as a whole once everything is there and verified. It is new or empty; with `replace` it is
+    the caller's own and what it held goes. Raises Damaged, NotReachable, and InvalidRequest if it was filled meanwhile.
     """
     files: list[dict[str, Any]] = api.get(job_path(job_id, "artifacts"), "list")["data"]
-    fresh = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
     total, have = sum(file["size"] for file in files), 0
-    try:
+    with _beside(folder) as room:
+        fresh = room / "fresh"
+        fresh.mkdir()
         for file in files:
             target = fresh / _inside(file["name"])
             target.parent.mkdir(parents=True, exist_ok=True)
             for size in _write(api, file, target):
                 have += size
                 done(have, total)
-    except BaseException:  # whatever ended it, half a drafter is nobody's
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.replace(folder)
+        _put(fresh, folder, aside=room / "old" if replace else None)
     return files
+
+
+@contextmanager
+def _beside(folder: Path) -> Generator[Path]:
+    """A new folder of ours beside `folder`, whose parents are made; it goes at the end, they go if the block fails."""
+    made = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        room = Path(tempfile.mkdtemp(prefix=".aerie-", dir=folder.parent))
+        try:
+            yield room
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+    except BaseException:  # whatever ended it, half a drafter is nobody's
+        for parent in made:
+            with suppress(OSError):  # somebody put something there
+                parent.rmdir()
+        raise
+
+
+def _put(fresh: Path, folder: Path, *, aside: Path | None) -> None:
+    """Move `fresh` to `folder`: over an empty one, or where what lay there is moved `aside` and back if that fails."""
+    old = aside is not None and folder.exists()
+    if aside is not None and old:
+        folder.replace(aside)
+    try:
+        fresh.replace(folder)
+    except OSError as error:
+        if aside is not None and old:
+            aside.replace(folder)
+        raise _taken(folder, f"cannot be put there: {error.strerror}") from None
 
 
 def _write(api: Api, file: dict[str, Any], target: Path) -> Iterator[int]:
