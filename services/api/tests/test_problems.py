@@ -133,6 +133,25 @@ def test_what_is_not_json_is_refused(api, body):
     check(answer, 400, "request.json")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "pointer"),
+    [
+        ('"name"', '"name": "x", "name"', "/name"),
+        ('"uri"', '"uri": "/a/~b", "uri"', "/datasets/0/uri"),
+        ('"name"', '"a/b": {"c": 1, "c": 2}, "name"', "/a~1b/c"),
+        ('"name"', '"a": {"c": 1, "c": 2}, "a": 3, "name"', "/a"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/jobs", "/jobs:plan"])
+def test_a_field_that_stands_twice_is_refused_and_named(api, document, path, old, new, pointer):
+    job = {"name": "n", "datasets": document()["datasets"], **document()}
+    body = json.dumps(job).replace(old, new, 1)
+    answer = api.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    problem = check(answer, 400, "request.json")
+    assert [fault["pointer"] for fault in problem["errors"]] == [pointer]
+    assert "stands twice" in problem["detail"]
+
+
 def test_a_name_with_half_a_character_is_refused(api, document):
     body = json.dumps(document()).replace("file:///data/train.jsonl", "\\ud800")
     answer = api.http.post("/jobs", content=body, headers={"Content-Type": "application/json"})

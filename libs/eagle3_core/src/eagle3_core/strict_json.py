@@ -9,14 +9,61 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+
+from eagle3_core.errors import json_pointer
 
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DEPTH = 64
 """Objects and lists inside one another. Configs, headers and jobs have six at most."""
+
+
+class Twice(ValueError):
+    """A name stands twice in one object: what a reader takes of it depends on the reader."""
+
+    def __init__(self, name: str, pointer: str) -> None:
+        super().__init__(f"the name {name[:40]!r} stands twice in one object")
+        self.pointer = pointer
+        """JSON pointer of the field."""
+
+
+def loads_once(data: bytes | str) -> Any:
+    """The value of `data` as `json.loads` reads it, NaN and all, but every name once. Raises ValueError, Twice."""
+    doubled: dict[int, tuple[dict[str, Any], str]] = {}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            doubled[id(found)] = found, next(name for i, name in enumerate(names) if name in names[:i])
+        return found
+
+    value = json.loads(data, object_pairs_hook=once)
+    if doubled:
+        raise _twice(value, doubled)
+    return value
+
+
+def _twice(value: Any, doubled: dict[int, tuple[dict[str, Any], str]]) -> Twice:
+    """The error for the outermost of the objects `doubled` (by `id`) that `value` holds."""
+    level: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while True:  # what a later twin replaced is not reached, but then that twin's object is
+        for steps, part in level:
+            if id(part) in doubled:
+                name = doubled[id(part)][1]
+                return Twice(name, json_pointer((*steps, name)))
+        level = [((*steps, key), inner) for steps, part in level for key, inner in _parts(part)]
+
+
+def _parts(value: Any) -> Iterable[tuple[str | int, Any]]:
+    """The members of an object or list with their names or places."""
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
 
 
 def loads(data: bytes | str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -18,6 +17,7 @@ from aerie_api.jobs.repository import Wanted
 from aerie_api.jobs.schemas import ArtifactList, AttemptList, EventList, Job, JobList, JobPlan, LogList, MetricList
 from aerie_api.jobs.stream import event_stream
 from aerie_api.jobs.tags import matches
+from eagle3_core import strict_json
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.states import JobStatus
@@ -37,16 +37,19 @@ RETRY_AFTER_S = 2
 
 
 class NotReadable(AerieError):
-    """The body is not JSON."""
+    """The body is not JSON, or names a field twice."""
 
     code, status = "request.json", 400
 
 
 async def posted(request: Request) -> tuple[Any, bytes]:
-    """The body, decoded, and as it came. NaN stays NaN, so that the job model can name the field it stands in."""
+    """The body, decoded, and as it came. NaN stays NaN, so that the job model can name the field it stands in; of a field
+    that stands twice nobody knows which is meant."""
     body = await request.body()
     try:
-        return json.loads(body), body
+        return strict_json.loads_once(body), body
+    except strict_json.Twice as error:
+        raise NotReadable(f"the body is ambiguous: {error}", remedy="send it once", pointer=error.pointer) from None
     except (ValueError, RecursionError) as error:
         raise NotReadable(f"the body is not JSON: {str(error)[:200]}", remedy="send one JSON object") from None
 
