@@ -369,3 +369,36 @@ def test_what_is_tried_is_bounded_and_the_rest_left_to_prepare(folder, job, monk
     job["data"]["max_seq_len"] = 8
 
     assert preflight(parse_job(job), [folder]).sources
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_chat_template_that_makes_one_prompt_of_all_conversations_is_refused_and_quoted(folder, answered):
+    job = tiny_job(folder, answered=answered)
+    (folder / "verifier" / "chat_template.jinja").write_text(
+        "<|im_start|>user\nhello<|im_end|>\n"
+        "{% for m in messages if m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+    error = refusal(job, folder)
+
+    assert said(error) == ("verifier.chat_template", "/verifier/model")
+    assert "user\\nhello" in error.detail
+    assert "16 different conversations" in error.detail
+
+
+def test_the_same_question_many_times_is_no_fault_of_the_template(folder, job):
+    write_jsonl(folder / "train.jsonl", [{"prompt": "one"}] * 5)
+    write_jsonl(folder / "eval.jsonl", [{"prompt": "two"}] * 2)
+
+    assert preflight(parse_job(job), [folder]).warnings == ()
+
+
+def test_a_val_ratio_that_leaves_less_to_train_on_than_it_holds_out_is_a_warning(folder, job):
+    job["data"]["val_ratio"] = 0.9
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert warning.startswith("data.val_ratio 0.9 holds out ")
+    assert "of the 12 training conversations" in warning
+    assert "make it smaller" in warning

@@ -145,6 +145,44 @@ def test_lines_that_were_left_out_are_counted_by_reason_and_said(tmp_path):
     assert "1 in_evaluation" in result["warnings"][-1]
 
 
+CUTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content[:8] if m.role == 'user' else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template that reads the beginning of what a user says."""
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_prompts_that_the_chat_template_makes_equal_do_not_both_train_and_measure(tmp_path, answered):
+    job = tiny_job(tmp_path, answered=answered)
+    (tmp_path / "verifier" / "chat_template.jinja").write_text(CUTS)
+    answer = [{"role": "assistant", "content": "the and that"}] * answered
+    asks = ["number 1, please", "another one"]
+    write_jsonl(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": a}, *answer]} for a in asks])
+    write_jsonl(tmp_path / "eval.jsonl", [{"prompt": "number 1?"}])
+
+    result, train, _ = outcome(context(tmp_path, job))
+
+    assert (result["dropped"], len(train)) == ({"in_evaluation": 1}, 1)
+    write_jsonl(tmp_path / "eval.jsonl", [{"prompt": "number 1?"}, {"prompt": "another two"}])
+    error = refusal(context(tmp_path, job, store=LocalStore(tmp_path / "elsewhere")))
+    assert (error.code, error.pointer) == ("evaluation.overlap", "/evaluation/prompts")
+    assert "tokens" in error.detail
+
+
+def test_few_held_out_prompts_are_said(tmp_path):
+    job = tiny_job(tmp_path, held_out=19)
+    result, _, _ = outcome(context(tmp_path, job))
+    write_jsonl(tmp_path / "eval.jsonl", tiny_conversations(20, first=10_000))
+    enough, _, _ = outcome(context(tmp_path, job))
+
+    (warning,) = result["warnings"]
+    assert warning.startswith("19 held-out prompts are few")
+    assert "evaluation.prompts" in warning
+    assert enough["warnings"] == []
+
+
 def test_names_that_come_again_are_told_apart(tmp_path):
     job = tiny_job(tmp_path)
     write_jsonl(tmp_path / "train.jsonl", [{"id": "same", "prompt": f"question {i}"} for i in range(3)])

@@ -61,7 +61,7 @@ def no_progress(done: int, total: int) -> None:
 def held_out_prompts(
     sources: Sequence[Source], sampler: Sampler, *, max_prompts: int | None, bad_rows_limit: float
 ) -> tuple[TokenSet, frozenset[bytes]]:
-    """The prompts that will measure the drafter, in order, and their keys (`overlap`).
+    """The prompts that will measure the drafter, in order, and their keys by text and by tokens (`overlap`).
 
     Raises DatasetFault, DataTooShort, EncodingTooCostly.
     """
@@ -78,7 +78,9 @@ def held_out_prompts(
         judge(source.path, tally, bad_rows_limit, pointer=source.pointer)
     if not samples:
         raise sampler.nothing_left("/evaluation/prompts")
-    return _token_set(samples), frozenset(sample.prompts[-1] for sample in samples)
+    return _token_set(samples), frozenset(
+        key for sample in samples for key in (sample.prompts[-1], *sample.token_prompts)
+    )
 
 
 def training_samples(
@@ -109,7 +111,8 @@ def training_samples(
     kept = list(_apart(samples, held_out, dropped, unique=data.regenerate.enabled))
     if not kept:
         raise HeldOutOverlap(
-            f"all {len(samples)} training samples are held-out prompts too",
+            f"all {len(samples)} training samples are held-out prompts too, by their text or by the tokens that the verifier's "
+            "chat template makes of it",
             remedy="keep some prompts apart: an acceptance length on training prompts says nothing",
             pointer="/evaluation/prompts",
         )
@@ -161,7 +164,7 @@ def _apart(
     seen: set[bytes] = set()
     for sample in samples:
         whole = sample.input_ids.tobytes()
-        if not held_out.isdisjoint(sample.prompts):
+        if not held_out.isdisjoint((*sample.prompts, *sample.token_prompts)):
             dropped[HELD_OUT] += 1
         elif unique and whole in seen:
             dropped[DUPLICATE] += 1

@@ -3,6 +3,9 @@
 An acceptance length on prompts that were trained on says nothing, and files that share prompts rarely share their bytes:
 another order, another id, a space. So a prompt is known by a hash of its turns up to case, width of letters and spacing;
 the system turn is left out, since another instruction makes no other question.
+
+What the verifier reads is tokens, though, and a chat template can make the same ones of different words (one that drops or
+cuts turns). So a prompt is known by its tokens too, where they are made.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from eagle3_core.data.rows import Conversation
 
@@ -33,3 +38,13 @@ def last_prompt_key(conversation: Conversation) -> bytes:
     """The key of the prompt that a held-out conversation asks."""
     *_, last = prompt_keys(conversation)
     return last
+
+
+def token_keys(input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> Iterator[bytes]:
+    """A key for what stands before each answer of a sample ([T], mask 1 in answers), or for all of it if none is marked."""
+    hasher, done = blake3(b"tokens"), 0
+    starts = np.flatnonzero(np.diff(loss_mask.astype(np.int8), prepend=0) == 1)
+    for start in starts.tolist() or [len(input_ids)]:
+        hasher.update(input_ids[done:start].astype("<i4").tobytes())
+        yield hasher.digest(KEY_BYTES)
+        done = start

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle3_core.data.encoding import ControlText, Encoder
-from eagle3_core.data.overlap import prompt_keys
+from eagle3_core.data.overlap import prompt_keys, token_keys
 from eagle3_core.data.rows import Conversation, DatasetFormat, fault
 from eagle3_core.data.templates import TemplateRefusal
 from eagle3_core.errors import AerieError
@@ -65,7 +65,9 @@ class Sample:
     loss_mask: NDArray[np.uint8]
     """[T]."""
     prompts: tuple[bytes, ...]
-    """Keys of the prompts that it answers or asks (`overlap`)."""
+    """Keys of the prompts that it answers or asks (`overlap`), by their text."""
+    token_prompts: tuple[bytes, ...]
+    """The same by their tokens; answers that are not supervised have none."""
 
 
 @dataclass
@@ -153,4 +155,5 @@ class Sampler:
 
 def _sample(conversation: Conversation, tokens: list[int], mask: list[int]) -> Sample:
     ids, flags = np.asarray(tokens, np.int32), np.asarray(mask, np.uint8)
-    return Sample(conversation.id, conversation.task, ids, flags, tuple(prompt_keys(conversation)))
+    prompts, token_prompts = tuple(prompt_keys(conversation)), tuple(token_keys(ids, flags))
+    return Sample(conversation.id, conversation.task, ids, flags, prompts, token_prompts)

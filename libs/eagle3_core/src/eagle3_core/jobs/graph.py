@@ -39,7 +39,7 @@ STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
         # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
-        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 2,
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 3,
               drops={"verifier": ("backend", "device"), "extraction": ("codec", "shard_bytes"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "gate"),

@@ -21,14 +21,15 @@ from eagle3_core.data.overlap import last_prompt_key, prompt_keys
 from eagle3_core.data.rows import Conversation, DatasetMissing, fault
 from eagle3_core.data.samples import Dropped, HeldOutOverlap, Sampler
 from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
-from eagle3_core.data.templates import Chat, ChatTemplate, load_tokenizer
+from eagle3_core.data.split import held_out
+from eagle3_core.data.templates import Chat, ChatTemplate, TemplateRefusal, load_tokenizer
 from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.train.memory import Demand, Rows
 from eagle3_core.verifier import identity
 from eagle3_core.verifier.agreement import LLAMA_LAYER
-from eagle3_core.verifier.folder import POINTER
+from eagle3_core.verifier.folder import POINTER, VerifierTemplate, VerifierTokenizer, refusal
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
@@ -67,12 +68,62 @@ class Preflight:
 
 
 @dataclass
+class Renderings:
+    """Whether different conversations stay different once the verifier's template and tokenizer are through with them.
+
+    Where all become one prompt, held-out and training prompts are the same and nothing is learnt from either; no digest and
+    no comparison of texts would show it.
+    """
+
+    chat: Chat
+    asked: set[bytes] = field(default_factory=set[bytes])
+    """Keys of the conversations that were tried."""
+    texts: set[str] = field(default_factory=set[str])
+    """What the template made of them."""
+    tokens: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    """What the tokenizer made of that."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether two different prompts were seen."""
+        return len(self.tokens) > 1
+
+    def take(self, conversation: Conversation, key: bytes) -> None:
+        """Try the prompt of one more conversation, unless the same was tried before."""
+        if key in self.asked:
+            return
+        last = max(i for i, message in enumerate(conversation.messages) if message["role"] == "user")
+        try:
+            text = self.chat.template.render(conversation.messages[: last + 1], generation_prompt=True)
+        except TemplateRefusal:
+            return
+        self.asked.add(key)
+        self.texts.add(text)
+        self.tokens.add(tuple(self.chat.encode(text)))
+
+    def check(self) -> None:
+        """Raise VerifierTemplate or VerifierTokenizer where several conversations were tried and gave one prompt."""
+        if self.differ or len(self.asked) < 2:
+            return
+        kind, who = (
+            (VerifierTemplate, "chat template") if len(self.texts) == 1 else (VerifierTokenizer, "tokenizer")
+        )  # fmt: skip
+        given = repr(min(self.texts)[:120]) if len(self.texts) == 1 else f"tokens {list(*self.tokens)[:16]}"
+        raise refusal(
+            kind,
+            f"the verifier's {who} gives one and the same prompt for {len(self.asked)} different conversations: {given}",
+            f"copy the {who} of the model's release again: this one leaves out what the user says",
+        )
+
+
+@dataclass
 class Look:
     """What the beginnings of some data sets hold."""
 
     sampler: Sampler
     answered: bool
     """Whether the answers are the data's own."""
+    renderings: Renderings
     warnings: list[str] = field(default_factory=list[str])
     keys: list[tuple[bytes, ...]] = field(default_factory=list[tuple[bytes, ...]])
     """The prompts' keys of every usable conversation."""
@@ -87,16 +138,19 @@ class Look:
         """Look at one more conversation of `source`."""
         keys = tuple(prompt_keys(conversation)) if self.answered else (last_prompt_key(conversation),)
         self.keys.append(keys)
-        if self.usable or self.tried > TRIED_CHARS:
+        if (self.usable and self.renderings.differ) or self.tried > TRIED_CHARS:
             return
         self.tried += sum(len(message["content"]) for message in conversation.messages)
         if self.tried > TRIED_CHARS:
             return
         what = f"a conversation of {source.spec.uri} with the verifier's template and tokenizer"
         say(what, POINTER, cpu_s=TRY_CPU_S)
+        if not self.renderings.differ:
+            self.renderings.take(conversation, keys[-1])
         try:
-            _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
-            self.usable = True
+            if not self.usable:
+                _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
+                self.usable = True
         except Dropped:
             pass
         say(source.spec.uri, source.pointer)
@@ -124,14 +178,19 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     say("the verifier's chat template", POINTER, cpu_s=TRY_CPU_S)  # compiling one computes its constants
     template = ChatTemplate(verifier.chat_template, verifier.special_tokens)
     say("the verifier's tokenizer", POINTER, cpu_s=LOAD_CPU_S)
-    encoder = ChatEncoder(Chat(template, load_tokenizer(verifier.folder), verifier.eos_token_ids))
+    chat = Chat(template, load_tokenizer(verifier.folder), verifier.eos_token_ids)
+    encoder, renderings = ChatEncoder(chat), Renderings(chat)
     answered = not spec.data.regenerate.enabled
     limit, bad_rows_limit = verifier.longest(spec.data.max_seq_len), spec.data.bad_rows_limit
-    trains = _look(train, Look(Sampler(encoder, limit), answered), bad_rows_limit, "/datasets", say)
-    measures = _look(prompts, Look(Sampler(encoder, limit), False), bad_rows_limit, "/evaluation/prompts", say)
+    trains = _look(train, Look(Sampler(encoder, limit), answered, renderings), bad_rows_limit, "/datasets", say)
+    measures = _look(
+        prompts, Look(Sampler(encoder, limit), False, renderings), bad_rows_limit, "/evaluation/prompts", say
+    )
+    renderings.check()
     sources = _fingerprints([*train, *prompts], say)
     _check_same_files(spec, sources)
     warnings = [*_warnings(spec, verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
+    warnings += _little_left(spec.data.val_ratio, trains)
     peak = _train_peak(spec, folder, layers)
     return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers, peak)
 
@@ -163,8 +222,8 @@ def _look(sources: Sequence[Source], look: Look, bad_rows_limit: float, pointer:
 
 def _shared(train: Look, prompts: Look) -> Iterator[str]:
     """A warning about prompts that both train and measure. Raises HeldOutOverlap where nothing else trains."""
-    held_out = {key for keys in prompts.keys for key in keys}
-    shared = sum(not held_out.isdisjoint(keys) for keys in train.keys)
+    measured = {key for keys in prompts.keys for key in keys}
+    shared = sum(not measured.isdisjoint(keys) for keys in train.keys)
     if shared and shared == len(train.keys) and train.whole:
         raise HeldOutOverlap(
             f"all {shared} training prompts are held-out prompts too, up to case and spacing",
@@ -175,6 +234,17 @@ def _shared(train: Look, prompts: Look) -> Iterator[str]:
         yield (
             f"{shared} of the {'' if train.whole else 'first '}{len(train.keys)} training conversations ask held-out "
             "prompts (the same up to case and spacing); they are left out of the training"
+        )
+
+
+def _little_left(ratio: float, train: Look) -> Iterator[str]:
+    """A warning where `data.val_ratio` leaves fewer conversations to train on than it holds out."""
+    total = len(train.keys)
+    validated = sum(held_out(i, ratio) for i in range(total))
+    if 2 * validated > total:
+        yield (
+            f"data.val_ratio {ratio} holds out {validated} of the {'' if train.whole else 'first '}{total} training "
+            f"conversations and leaves {total - validated} to train on: make it smaller, 0.05 is usual"
         )
 
 

@@ -29,6 +29,8 @@ from eagle3_core.verifier.folder import VerifierTokenizer, refusal
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
+FEW_PROMPTS = 20
+"""Held-out prompts below which the interval of an acceptance length is too wide to tell drafters apart."""
 TRAIN_FILE, EVAL_FILE = "train.safetensors", "eval.safetensors"
 
 
@@ -53,7 +55,7 @@ def prepare(ctx: StageContext) -> Commit:
         held_out, keys = held_out_prompts(
             eval_sources, sampler, max_prompts=spec.evaluation.max_prompts, bad_rows_limit=spec.data.bad_rows_limit
         )
-        warnings = list(_eval_warnings(sampler, verifier))
+        warnings = list(_eval_warnings(sampler, len(held_out), verifier))
         sampler = Sampler(encoder, limit)
         train, dropped = training_samples(train_sources, spec.data, sampler, keys, _reporting(ctx))
     _check_unchanged(ctx, [*train_sources, *eval_sources])
@@ -121,11 +123,16 @@ def _check_ids(tokens: TokenSet, verifier: Identity) -> None:
         )
 
 
-def _eval_warnings(sampler: Sampler, verifier: Identity) -> Iterator[str]:
+def _eval_warnings(sampler: Sampler, prompts: int, verifier: Identity) -> Iterator[str]:
     if prints_date(verifier.chat_template):
         yield f"the chat template may print the date; samples are rendered as of {FIXED_DAY:%d %b %Y}"
     for reason, count in sorted(sampler.dropped.items()):
         yield f"{count} held-out prompts were left out: {reason}"
+    if prompts < FEW_PROMPTS:
+        yield (
+            f"{prompts} held-out prompts are few: the acceptance length will be uncertain; give at least {FEW_PROMPTS} in "
+            "evaluation.prompts"
+        )
 
 
 def _train_warnings(sampler: Sampler, dropped: dict[str, int], verifier: Identity) -> Iterator[str]:
