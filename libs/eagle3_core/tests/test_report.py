@@ -168,3 +168,25 @@ def test_units_of_evaluate_become_one_report_and_other_stages_stay_as_they_are()
     assert report["prompts"] == 2
     assert report["predicted_speedup"] is None
     assert reduce("train", JOB, [{"loss": 1.0}]) == {"loss": 1.0}
+
+
+def measured(*, looping: int, speed: float) -> list[str]:
+    """The warnings about ten prompts of which `looping` loop, where drafting costs `speed` as little as it brings."""
+    spec = parse_job(
+        {"name": "n", "verifier": {"model": "/v"}, "datasets": [{"uri": "/t.jsonl"}],
+         "evaluation": {"prompts": [{"uri": "/p.jsonl"}]}}
+    )  # fmt: skip
+    rows = [row(looping=i < looping) for i in range(10)]  # acceptance length 2
+    costs = {"verify_1_ms": speed, "verify_chain_ms": 1.5, "draft_ms": 0.5, "device": "cpu", "threads": 1}
+    return reduce("evaluate", spec, [{"rows": rows, "costs": costs}]).get("warnings", [])
+
+
+def test_a_report_that_looping_flatters_or_that_predicts_a_loss_warns_with_its_figure_and_a_remedy():
+    (loops_,) = measured(looping=3, speed=1.0)
+    (slower,) = measured(looping=2, speed=0.9)
+
+    assert loops_.startswith("30% of the answers loop")
+    assert "evaluation.max_new_tokens" in loops_
+    assert slower.startswith("the predicted speed-up at batch 1 is 0.90")
+    assert "breaks even at an acceptance length of 2.22 and has 2.00" in slower
+    assert measured(looping=2, speed=1.0) == []

@@ -9,7 +9,7 @@ nothing else, so not the training seed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from eagle3_core.jobs.spec import Evaluation
 RESAMPLES = 2000
 SEED = 0
 DIGITS = 4
+LOOPING_LIMIT = 0.2
+"""Share of looping answers above which an acceptance length says more about repetition than about text."""
 Row = Mapping[str, Any]
 
 
@@ -86,6 +88,22 @@ def combine(rows: Sequence[Row], evaluation: Evaluation, costs: Sequence[Mapping
     }
     verdict, reasons = decide(report, evaluation.gate)
     return {**report, "verdict": verdict, "reasons": reasons}
+
+
+def doubts(report: Mapping[str, Any]) -> Iterator[str]:
+    """What speaks against trusting or using what `report` (see `combine`) says, each with its figure and a remedy."""
+    if report["looping_share"] > LOOPING_LIMIT:
+        yield (
+            f"{report['looping_share']:.0%} of the answers loop, which flatters the acceptance length: measure with other "
+            "prompts or with a smaller evaluation.max_new_tokens"
+        )
+    speedup = report["predicted_speedup"]
+    if speedup is not None and speedup["factor"] < 1:
+        yield (
+            f"the predicted speed-up at batch 1 is {speedup['factor']:.2f}: serving would be slower with this drafter, which "
+            f"breaks even at an acceptance length of {speedup['break_even_acceptance_length']:.2f} and has "
+            f"{report['acceptance_length']['mean']:.2f}; train on more data, or draft fewer evaluation.num_steps"
+        )
 
 
 def _share(rows: Sequence[Row], key: str) -> float:

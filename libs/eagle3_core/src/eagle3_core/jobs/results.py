@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3_core.evaluate.report import combine
+from eagle3_core.evaluate.report import combine, doubts
 from eagle3_core.jobs.graph import STAGES, StageName
 from eagle3_core.jobs.spec import JobSpec
 
@@ -13,10 +13,12 @@ from eagle3_core.jobs.spec import JobSpec
 def reduce(stage: StageName, spec: JobSpec, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The result of `stage` from those of its units, in order: the report for `evaluate`, sums where units split samples.
 
-    `warnings` of units (a list of sentences under that name) are the stage's, each once.
+    `warnings` of units (a list of sentences under that name) are the stage's, each once; the report adds its own.
     """
     reduced = _reduced(stage, spec, results)
     warnings = dict.fromkeys(str(text) for result in results for text in result.get("warnings") or ())
+    if stage == "evaluate":
+        warnings |= dict.fromkeys(doubts(reduced))
     return {**reduced, "warnings": list(warnings)} if warnings else reduced
 
 
