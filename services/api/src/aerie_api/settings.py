@@ -42,7 +42,7 @@ class TlsIncomplete(AerieError):
 class PlainHttpRefused(AerieError):
     """Tokens would cross a network in clear text, and nobody asked for that."""
 
-    code, status = "settings.plain_http", 500
+    code, status = "settings.plain_http", 422
 
 
 class Settings(BaseSettings):

@@ -66,7 +66,7 @@ class BrokerMissing(AerieError):
 class PlainHttpRefused(AerieError):
     """The worker's token would cross a network in clear text, and nobody asked for that."""
 
-    code, status = "worker.plain_http", 500
+    code, status = "worker.plain_http", 422
 
 
 def check_transport(url: str, environment: Mapping[str, str]) -> None:
