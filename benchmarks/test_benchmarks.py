@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+NO_BENCHMARKS = ("rows", "exactness")
+"""What they share, and a proof for GPUs that takes minutes on a CPU; its parts are tested in test_drafter_jumps.py."""
 BENCHMARKS = sorted(
-    path for path in Path(__file__).parent.glob("*.py") if path.stem != "rows" and not path.stem.startswith("test_")
+    path
+    for path in Path(__file__).parent.glob("*.py")
+    if path.stem not in NO_BENCHMARKS and not path.stem.startswith("test_")
 )
 
 
