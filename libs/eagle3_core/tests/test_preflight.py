@@ -328,17 +328,6 @@ def test_a_long_data_set_that_shares_its_beginning_is_only_warned_about(folder, 
     assert "1000 of the first 1000" in preflight(parse_job(job), [folder]).warnings[0]
 
 
-def test_a_file_that_is_named_twice_is_digested_once(folder, job, monkeypatch):
-    asked = []
-    monkeypatch.setattr("eagle3_core.jobs.preflight.fingerprint", lambda path: asked.append(path) or digest_file(path))
-    job["datasets"] = [{"uri": str(folder / "train.jsonl")}, {"uri": (folder / "train.jsonl").as_uri()}]
-
-    checked = preflight(parse_job(job), [folder])
-
-    assert asked == [folder / "train.jsonl", folder / "eval.jsonl"]
-    assert len(checked.sources) == 4
-
-
 def test_a_verifier_with_a_link_that_leads_out_of_the_roots(folder, job):
     (folder / "in").mkdir()
     job["verifier"]["model"] = str((folder / "verifier").rename(folder / "in" / "verifier"))
