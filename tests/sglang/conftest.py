@@ -15,6 +15,7 @@ import pytest
 
 from aerie_verifier.config import CaptureConfig
 from aerie_verifier.launcher import Server, ServerConfig
+from eagle3_core.testing import tiny_verifier
 
 HERE = Path(__file__).parent
 CPU_ARGS = ("--attention-backend", "torch_native", "--disable-cuda-graph", "--grammar-backend", "none")
@@ -54,6 +55,18 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
             return running.enter_context(cpu_server(model, log, **options))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny verifier, one for each module."""
+    return tiny_verifier(tmp_path_factory.mktemp("verifier") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the module's server captures to."""
+    return tmp_path_factory.mktemp("sink")
 
 
 def capture_to(folder: Path, **options: object) -> CaptureConfig:

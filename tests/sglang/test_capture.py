@@ -14,20 +14,9 @@ from references import Reference, cosine, stored
 from aerie_verifier.launcher import Server
 from eagle3_core.digests import digest_bytes
 from eagle3_core.objects.location import store_at
-from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.receipt import prompt_digest
 
 PROMPTS, SHORTEST, LONGEST, IN_FLIGHT, VOCAB = 50, 5, 600, 8, 320
-
-
-@pytest.fixture(scope="module")
-def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_verifier(tmp_path_factory.mktemp("verifier") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def sink(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sink")
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,6 @@ from conftest import Launch, capture_to
 from aerie_verifier.frontdoor import CaptureRefused
 from aerie_verifier.launcher import Server
 from aerie_verifier.writer import SinkFailed
-from eagle3_core.testing import tiny_verifier
-
-
-@pytest.fixture(scope="module")
-def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_verifier(tmp_path_factory.mktemp("verifier") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def sink(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sink")
 
 
 @pytest.fixture(scope="module")

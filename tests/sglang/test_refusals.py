@@ -8,12 +8,6 @@ import pytest
 from conftest import CPU_ARGS, capture_to, cpu_server
 
 from aerie_verifier.launcher import ServerFailed
-from eagle3_core.testing import tiny_verifier
-
-
-@pytest.fixture(scope="module")
-def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_verifier(tmp_path_factory.mktemp("verifier") / "tiny")
 
 
 def test_a_server_that_is_told_other_layers_ends_with_both_lists(verifier: Path, tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aerie_api.auth import CALLER, Caller
 from aerie_api.engines import unavailable, worth_repeating
 from aerie_api.problems import problem_response, unforeseen
-from aerie_api.settings import Settings, is_loopback
+from aerie_api.settings import Settings
 from aerie_api.tenants.gate import Gate, TooManyRequests
+from eagle3_core.addresses import is_loopback
 from eagle3_core.errors import AerieError
 
 logger = logging.getLogger("aerie_api.access")

@@ -7,7 +7,6 @@ that a proxy in front of it does that. Only the embedded house, on the loopback 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from eagle3_core.addresses import is_loopback
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs import rings
 
@@ -265,16 +265,6 @@ class Settings(BaseSettings):
     def loopback(self) -> bool:
         """Whether only this machine can reach the API."""
         return is_loopback(self.host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address, IPv6 without brackets) is this machine and no other."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_settings() -> Settings:

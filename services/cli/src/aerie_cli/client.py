@@ -6,7 +6,6 @@ what is not Aerie's answer is called that. Documents are believed once they say 
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import typer
 
 from aerie_cli.exits import NotOurs, NotReachable
 from eagle3_core import strict_json
+from eagle3_core.addresses import is_loopback
 from eagle3_core.errors import AerieError, InvalidRequest
 
 DEFAULT_DIR = Path(".aerie")
@@ -113,12 +113,7 @@ def check_transport(url: str, key: str | None) -> None:
     given = httpx.URL(url)
     if key is None or given.scheme == "https" or os.environ.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
         return
-    name = given.host.rstrip(".")
-    try:
-        here = name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        here = False
-    if not here:
+    if not is_loopback(given.host.rstrip(".")):
         raise PlainHttpRefused(
             f"{url} is another machine's and not encrypted: the API key could be read on the way",
             remedy="use https, or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",

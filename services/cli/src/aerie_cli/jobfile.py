@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from eagle3_core import strict_json
 from eagle3_core.errors import InvalidRequest
 
 MAX_JOB_BYTES = 4 << 20
@@ -81,7 +82,7 @@ def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
 def parse(text: str, place: str) -> dict[str, Any]:
     """`text` as a document. JSON is tried first: it is exact, and YAML reads 1e-4 as a word. Raises InvalidRequest."""
     try:
-        document = json.loads(text, object_pairs_hook=_once)
+        document = strict_json.loads_once(text)  # of a doubled name YAML's reader says which, and where
     except (ValueError, RecursionError):
         try:
             document = load_yaml(text)
@@ -97,13 +98,6 @@ def parse(text: str, place: str) -> dict[str, Any]:
             f"{place} holds no job: it is not an object", remedy="docs/job.md lists the fields of a job"
         )
     return document
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")  # YAML's reader says which, and where
-    return found
 
 
 def load_yaml(text: str) -> Any:

@@ -8,7 +8,6 @@ API is not.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import secrets
@@ -25,6 +24,7 @@ from aerie_worker.doorbells import Doorbell
 from aerie_worker.doorbells.poll import Poll
 from aerie_worker.executors.local import Local, machine_gpus
 from aerie_worker.worker import Worker
+from eagle3_core.addresses import is_loopback
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.rings import PREFIX
 
@@ -74,12 +74,7 @@ def check_transport(url: str, environment: Mapping[str, str]) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" or environment.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
         return
-    host = (parts.hostname or "").rstrip(".")
-    try:
-        here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        here = False
-    if not here:
+    if not is_loopback((parts.hostname or "").rstrip(".")):
         raise PlainHttpRefused(
             f"{url} is another machine's and not encrypted",
             remedy="use https (AERIE_API_CA names its authority), or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",

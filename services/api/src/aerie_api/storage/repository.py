@@ -16,14 +16,13 @@ from sqlalchemy.orm import Session
 
 from aerie_api.db import upsert
 from aerie_api.tables import CommitRow, DeletedObject, Deletion, Job, StoreOwner, Unit
-from eagle3_core.jobs.states import UnitState
+from eagle3_core.jobs.states import ENDED, UnitState
 from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.keys import Attempt, Owner, Training
 
 Found = TypeVar("Found")
 ACROSS_TENANTS: dict[str, Any] = {"across_tenants": True}
 """Said of a query that serves the house, and so every tenant."""
-ENDED = ("succeeded", "failed", "cancelled")
 _OVER = (UnitState.SUCCEEDED, UnitState.FAILED, UnitState.CANCELLED)
 
 
@@ -134,11 +133,6 @@ class StorageRepository:
         """Ids of the tenant's jobs that are queued or running, oldest first."""
         query = select(Job.id).where(Job.tenant == tenant, Job.status.in_(("queued", "running")))
         return list(self.session.scalars(query.order_by(Job.number)))
-
-    def locked_if_there(self, tenant: str, job_id: str) -> Job | None:
-        """A job, locked until the transaction ends."""
-        query = select(Job).where(Job.tenant == tenant, Job.id == job_id).with_for_update()
-        return self.session.scalar(query, execution_options={"populate_existing": True})
 
     # -- deletions
 

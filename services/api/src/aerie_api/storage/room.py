@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy.orm import Session
 
 from aerie_api.db import Database
-from aerie_api.jobs.repository import JobRepository
+from aerie_api.jobs.repository import JobMissing, JobRepository
 from aerie_api.leases.pausing import STORE_FULL, pause, resume_all
 from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import living
@@ -91,8 +91,11 @@ class Room:
                 self._pause(session, tenant, job_id, reason)
 
     def _pause(self, session: Session, tenant: str, job_id: str, reason: StoreFull) -> None:
-        job = StorageRepository(session).locked_if_there(tenant, job_id)
-        if job is not None and living(job):
+        try:
+            job = JobRepository(session, tenant).locked(job_id)
+        except JobMissing:  # removed meanwhile
+            return
+        if living(job):
             pause(session, job, reason.problem(), self._clock())
 
     def _waiting(self, over: Mapping[str, int]) -> bool:
