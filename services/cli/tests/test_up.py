@@ -202,11 +202,11 @@ def test_a_database_that_another_api_has_open_is_named(up, tmp_path):
 
 def test_an_api_that_says_why_it_ended_is_understood_and_other_words_are_not_taken_for_it():
     told = problem_in(
-        b'{"code": "server.address", "status": 409, "detail": "taken", "remedy": "free it", "title": "T"}\n'
+        b'{"code": "server.unheard_of", "status": 409, "detail": "taken", "remedy": "free it", "title": "T"}\n'
     )
 
     assert isinstance(told, AerieError)
-    assert (told.code, told.detail, told.title, status_of(told)) == ("server.address", "taken", "T", 2)
+    assert (told.code, told.detail, told.title, status_of(told)) == ("server.unheard_of", "taken", "T", 2)
     for words in (b"", b"Traceback", b"{}", b"[1]", b'{"code": 3}', b"\xff", b"[" * 9000):
         assert problem_in(words) is None
 

@@ -14,6 +14,7 @@ import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +25,7 @@ from minio import Minio
 from minio.error import S3Error
 
 from eagle3_core.digests import digest_bytes
-from eagle3_core.objects.protocol import Abilities, Stat
+from eagle3_core.objects.protocol import Abilities, ObjectMissing, Stat
 from eagle3_core.objects.retry import Retries
 from eagle3_core.objects.s3_address import S3Address, s3_address
 from eagle3_core.objects.s3_clients import Patience, bulk_client, control_client, encryption_of
@@ -155,12 +156,14 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Remove `key` if it is there, with every older version of it that the bucket keeps."""
         name = self.address.object_name(key)
-        if self.versions:
-            self.ask(f"DELETE {name}", lambda: delete_versions(self.client, self.address.bucket, name))
-        else:
-            self.ask(
-                f"DELETE {name}", lambda: self.client.remove_object(bucket_name=self.address.bucket, object_name=name)
-            )
+        with suppress(ObjectMissing):  # a server may say so to the second try, where the first one's answer was lost
+            if self.versions:
+                self.ask(f"DELETE {name}", lambda: delete_versions(self.client, self.address.bucket, name))
+            else:
+                self.ask(
+                    f"DELETE {name}",
+                    lambda: self.client.remove_object(bucket_name=self.address.bucket, object_name=name),
+                )
 
     @property
     def versions(self) -> bool:
