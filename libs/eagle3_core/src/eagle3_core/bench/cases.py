@@ -98,6 +98,16 @@ class Work:
     samples: MemorySamples
     """One sample of T tokens."""
 
+    @property
+    def embedding_bytes(self) -> int:
+        """Of the frozen embedding, which ours reads where it is and a peer copies."""
+        return self.drafter.embedding_VH.nbytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the sample's hidden states."""
+        return sum(sample.aux.nbytes + sample.final.nbytes for sample in self.samples.samples)
+
     def batch(self, rule: LabelRule) -> PackedBatch:
         """The sample as a batch of ours."""
         return pack(self.samples, self.case.steps, rule)

@@ -87,9 +87,11 @@ class Speculators:
         """`compiled`: with its forward pass compiled, as it ships on a GPU; else only its flex attention is."""
         from speculators.losses import resolve_loss_config
 
-        self.name = f"speculators ({attention}{'' if compiled else ', forward not compiled'})"
         if not compiled:
             _uncompiled()
+        self.name = (
+            f"speculators ({attention}{', forward not compiled' if device.type == 'cuda' and not _compiles() else ''})"
+        )
         self._cuda = device.type == "cuda"
         self._module = _their_module(work, device, attention)
         self._batch = {name: tensor.to(device) for name, tensor in _their_batch(work).items()}
@@ -111,6 +113,13 @@ class Speculators:
     def gradients(self) -> dict[str, Tensor]:
         """See `Implementation`."""
         return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
+
+
+def _compiles() -> bool:
+    """Whether that library's forward pass is compiled in this process."""
+    from speculators.models.eagle3 import Eagle3DraftModel
+
+    return hasattr(Eagle3DraftModel.forward, "_torchdynamo_orig_callable")
 
 
 def _uncompiled() -> None:
@@ -146,7 +155,10 @@ def _their_module(work: Work, device: torch.device, attention: str) -> Any:
 
 
 def _their_batch(work: Work) -> dict[str, Tensor]:
-    """The work's one sample, shifted by that library's own function."""
+    """The work's one sample, shifted by that library's own function and filled up to T with a token of no document.
+
+    Its collator fills batches up too; its flex attention fails on a length that is no multiple of a block.
+    """
     from speculators.models.eagle3.data import shift_batch
 
     (sample,) = work.samples.samples
@@ -162,4 +174,6 @@ def _their_batch(work: Work) -> dict[str, Tensor]:
     )  # fmt: skip
     item.pop("lengths")
     item["document_ids"] = torch.zeros(length - 1, dtype=torch.long, device=device)
-    return {key: value[None] for key, value in item.items()}
+    filled = {name: torch.cat([tensor, torch.zeros_like(tensor[:1])]) for name, tensor in item.items()}
+    filled["document_ids"][-1] = -1
+    return {name: tensor[None] for name, tensor in filled.items()}

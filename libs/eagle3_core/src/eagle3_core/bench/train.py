@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -32,6 +33,8 @@ from eagle3_core.drafter.chains import LabelRule
 from eagle3_core.drafter.losses import LossName
 
 WARM_UP, TIMED = {"cpu": 1, "cuda": 4}, {"cpu": 3, "cuda": 12}
+ROUNDS = 2
+"""Turns on a GPU, each of `TIMED` steps back to back."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Row:
     tokens_per_s: float
     """All tokens of the sample, supervised or not."""
     peak_gib: float | None
-    """Most memory in use during a step; None on a CPU."""
+    """Most memory in use during a step, its inputs included, what stands beside it not; None on a CPU."""
     ratio: float | None
     """tokens_per_s over the fastest peer's."""
     max_grad_error: float | None
@@ -97,15 +100,15 @@ def _specforge(compact: bool) -> Callable[[Work, torch.device], Implementation]:
 def measure(case: Case, density: int, duel: Duel, device: torch.device) -> list[Row]:
     """Ours and the peers of `duel`, the fastest first among them as reference."""
     work = make(case, density / 100, device, train_head=duel.train_head)
-    ours = Ours(work, device, loss=duel.loss, rule=duel.rule, label=duel.label)
-    peers: list[Implementation] = []
+    ours, standing = _standing(lambda: Ours(work, device, loss=duel.loss, rule=duel.rule, label=duel.label), device)
+    everyone, held = [ours], [standing + work.embedding_bytes]
     for build in duel.peers:
         _say(f"{case.name} {density} %: preparing a peer{duel.label}")
-        peers.append(build(work, device))
-    everyone: list[Implementation] = [ours, *peers]
-    error = _gradient_error(ours, peers) if device.type == "cpu" else None
+        peer, standing = _standing(partial(build, work, device), device)
+        everyone, held = [*everyone, peer], [*held, standing]
+    error = _gradient_error(ours, everyone[1:]) if device.type == "cpu" else None
     times = _timed(everyone, device)
-    peaks = [_peak(one, device) for one in everyone]
+    peaks = [_peak(one, own + work.state_bytes, device) for one, own in zip(everyone, held, strict=True)]
     medians = [statistics.median(times[i]) for i in range(len(everyone))]
     best = min(medians[1:], default=None)
     return [
@@ -130,27 +133,46 @@ def _timed(everyone: Sequence[Implementation], device: torch.device) -> list[lis
                 one.step()
                 times[i].append(time.perf_counter() - began)
         return times
-    for i, one in enumerate(everyone):  # back to back, as in a run: a GPU between two peers would be colder
-        one.step()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED["cuda"] + 1)]
-        marks[0].record()
-        for mark in marks[1:]:
-            one.step()
-            mark.record()
-        torch.cuda.synchronize()
-        times[i] = [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)]
+    for _ in range(ROUNDS):
+        for i, one in enumerate(everyone):  # back to back, as in a run: a GPU between two peers would be colder
+            times[i] += _back_to_back(one)
     return times
 
 
-def _peak(one: Implementation, device: torch.device) -> float | None:
-    """GiB at most in use during a step of `one`, less what the others hold."""
+def _back_to_back(one: Implementation) -> list[float]:
+    """Seconds by the GPU's clock between the ends of consecutive steps, after one that is not counted."""
+    one.step()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED["cuda"] + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        one.step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)]
+
+
+def _standing(build: Callable[[], Implementation], device: torch.device) -> tuple[Implementation, int]:
+    """What `build` makes, and the bytes that it holds between its steps (its optimizer's states are made by the first)."""
+    if device.type == "cpu":
+        return build(), 0
+    before = torch.cuda.memory_allocated()
+    one = build()
+    one.step()
+    torch.cuda.synchronize()
+    gc.collect()
+    return one, torch.cuda.memory_allocated() - before
+
+
+def _peak(one: Implementation, held: int, device: torch.device) -> float | None:
+    """GiB at most in use during a step of `one`, of which `held` bytes stand before it; what the others hold is left out."""
     if device.type == "cpu":
         return None
     torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     one.step()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**30
+    return (torch.cuda.max_memory_allocated() - before + held) / 2**30
 
 
 def _gradient_error(ours: Implementation, peers: Sequence[Implementation]) -> float | None:
