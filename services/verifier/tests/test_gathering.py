@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from aerie_verifier.gathering import CaptureIncomplete, Chunk, PromptStates, joined
+from aerie_verifier.gathering import CaptureIncomplete, Chunk, PromptStates
+
+
+def joined(parts: list[Chunk]) -> Chunk:
+    """Consecutive chunks as one."""
+    return Chunk(torch.cat([part.aux_n3H for part in parts]), torch.cat([part.final_nH for part in parts]))
 
 
 def chunk(first: int, tokens: int) -> Chunk:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from eagle3_core.errors import AerieError
@@ -69,11 +68,6 @@ class PromptStates:
                 f"states of {reached} tokens came for a prompt of {tokens}", remedy="report the engine's version"
             )
         return parts
-
-
-def joined(parts: list[Chunk]) -> Chunk:
-    """Consecutive chunks as one."""
-    return Chunk(torch.cat([p.aux_n3H for p in parts]), torch.cat([p.final_nH for p in parts]))
 
 
 def _gap(start: int, stop: int, tokens: int) -> CaptureIncomplete:

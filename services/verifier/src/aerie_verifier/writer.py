@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
-from aerie_verifier.gathering import Chunk, joined
+from aerie_verifier.container import container
+from aerie_verifier.gathering import Chunk
 from eagle3_core.digests import digest_bytes
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.protocol import ObjectStore
@@ -131,9 +131,9 @@ class BackgroundWriter:
             return failed(captured.rid, SinkFailed(reason, remedy="repair the sink, then send the request again"))
 
     def _write(self, captured: Captured) -> Receipt:
-        whole = joined(captured.parts)
         ids_T = torch.tensor(captured.ids, dtype=torch.int32)
-        data = save({"input_ids": ids_T, "aux": whole.aux_n3H.contiguous(), "final": whole.final_nH.contiguous()})
+        aux, final = [part.aux_n3H for part in captured.parts], [part.final_nH for part in captured.parts]
+        data = container({"input_ids": [ids_T], "aux": aux, "final": final})
         self._store.put_bytes(captured.key, data)
         return Receipt(
             key=captured.key,
@@ -141,7 +141,7 @@ class BackgroundWriter:
             prompt_digest=prompt_digest(captured.ids),
             size=len(data),
             digest=digest_bytes(data),
-            dtype=str(whole.aux_n3H.dtype).removeprefix("torch."),
+            dtype=str(aux[0].dtype).removeprefix("torch."),
             aux_layers=self._origin.aux_layers,
             final="pre" if self._origin.final == "pre" else "post",
             engine_version=self._origin.engine_version,

@@ -52,7 +52,7 @@ class LocalStore:
             temporary.unlink(missing_ok=True)
             raise
 
-    def put_bytes(self, key: str, data: bytes) -> None:
+    def put_bytes(self, key: str, data: bytes | memoryview) -> None:
         """Write `data` under `key`."""
         self._write(key, lambda file: file.write(data))
 

@@ -89,7 +89,7 @@ class Abilities:
 class ObjectStore(Protocol):
     """Bytes under keys."""
 
-    def put_bytes(self, key: str, data: bytes) -> None:
+    def put_bytes(self, key: str, data: bytes | memoryview) -> None:
         """Write `data`; visible whole or not at all. Raises StoreFull."""
         ...
 

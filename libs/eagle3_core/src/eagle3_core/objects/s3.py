@@ -77,7 +77,7 @@ class S3Store:
 
     # -- writing
 
-    def put_bytes(self, key: str, data: bytes) -> None:
+    def put_bytes(self, key: str, data: bytes | memoryview) -> None:
         """Write `data` under `key`."""
         name = self.address.object_name(key)
         if len(data) > SMALL_BYTES:
@@ -99,7 +99,7 @@ class S3Store:
             return self.put_bytes(key, path.read_bytes())
         self._put_bulk(self.address.object_name(key), path, size)
 
-    def _put_bulk(self, name: str, source: Path | bytes, size: int) -> None:
+    def _put_bulk(self, name: str, source: Path | bytes | memoryview, size: int) -> None:
         part = max(self._part_bytes, -(-size // MOST_PARTS))
         attempts = 0
 
