@@ -67,6 +67,11 @@ class House:
         return str(json.loads((self.folder / "run/server.json").read_text())["url"])
 
     @property
+    def api_pid(self) -> int:
+        """The process that is the API now, as it says itself."""
+        return int(json.loads((self.folder / "run/server.json").read_text())["pid"])
+
+    @property
     def key(self) -> dict[str, str]:
         """The header with the house's first admin key; one that asks for none has none."""
         place = self.folder / "run/admin.key"
