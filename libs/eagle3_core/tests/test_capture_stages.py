@@ -323,6 +323,34 @@ def test_a_verifier_replaced_while_it_is_loaded_is_refused_and_not_kept(job, mon
     assert not ctx.warm.held
 
 
+def test_what_measures_with_another_engine_than_captured_is_said_in_the_job(job):
+    ctx = job.context("generate", 0, 6)
+    generated = generate(ctx)
+    job.refs["generate"] = [generated.output.manifest]
+    contract = contract_of(read_manifest(ctx.store, generated.also[0].manifest))
+    job.trained(contract.model_copy(update={"engine_version": "0.1", "capture_pass": "prefill"}))
+    ctx = job.context("evaluate", 0, 1)
+
+    commit = evaluate(ctx)
+
+    (warning,) = reduce("evaluate", ctx.spec, [commit.output.result])["warnings"][:1]
+    assert warning.startswith("the hidden states differ in engine_version: 0.1 (the drafter), ")
+    assert warning.endswith("(the running verifier)")
+    assert contract_of(manifest(ctx, commit)).engine_version == contract.engine_version
+
+
+def test_rates_are_drawn_from_the_stages_first_sample_on(job):
+    ctx = job.context("generate", 2, 6)
+
+    generate(ctx)
+
+    assert isinstance(ctx.reporter, RecordingReporter)
+    drawn = {m.name: (m.step, m.value) for m in ctx.reporter.metrics}
+    assert sorted(drawn) == ["samples_per_s", "tokens_per_s"]
+    assert {step for step, _ in drawn.values()} == {6}
+    assert drawn["tokens_per_s"][1] > drawn["samples_per_s"][1] > 0
+
+
 def test_a_drafter_of_other_layers_than_the_running_verifier_captures_is_refused_before_any_work(job):
     ctx = job.context("generate", 0, 1)
     generated = generate(ctx)

@@ -181,6 +181,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     names = {m.name for m in reporter.metrics}
     curves = {"loss", "lr", "grad_norm", "accuracy/0", "val_loss", "val_accuracy/0"}
     later = {f"{kind}accuracy/{k}" for kind in ("", "val_") for k in (1, 2)}  # only where an earlier step hit
+    later |= {"steps_per_s", "tokens_per_s"}  # only where the run lasts half a second
     assert curves <= names <= curves | later
     assert [m.step for m in reporter.metrics if m.name == "lr"] == list(range(1, trained.steps + 1))
     assert reporter.said[-1] == Progress(done=trained.steps, total=trained.steps, unit="steps")

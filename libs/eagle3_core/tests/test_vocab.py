@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from eagle3_core.data.vocab import Counts, VocabCoverage, choose, estimated_cove
 from eagle3_core.jobs.preflight import VocabSize
 from eagle3_core.objects.manifest import UnitWriter, read_manifest
 from eagle3_core.stages.context import StageContext
-from eagle3_core.stages.vocab import VOCAB_FILE, always_in, vocab
+from eagle3_core.stages.vocab import PARTS, VOCAB_FILE, always_in, vocab
 from eagle3_core.testing import CHATML, RecordingReporter, stage_context, tiny_job, tiny_verifier
 from eagle3_core.verifier.identity import inspect
 
@@ -146,14 +147,44 @@ def test_the_stage_counts_every_unit_and_clamps_aloud(tmp_path: Path) -> None:
     result = commit.output.result
     assert result == {
         "draft_vocab_size": 7, "requested": 8, "distinct_tokens": 7, "coverage": 1.0, "coverage_on": "held_out",
-        "clamped": True,
-        "warnings": ["vocab.draft_vocab_size 8 is more than the 7 distinct tokens that the data holds: the drafter gets 7"],
+        "clamped": True, "warnings": [],
     }  # fmt: skip
     files = load_file(ctx.fetch(read_manifest(ctx.store, commit.output.manifest).file(VOCAB_FILE)))
     assert tokens_of(files["d2t"]) == [1, 2, 10, 11, 12, 20, 21]
     assert (files["d2t"].dtype, files["t2d"].dtype, files["t2d"].shape) == (np.int64, np.bool_, (320,))
     assert isinstance(ctx.reporter, RecordingReporter)
-    assert [line.level for line in ctx.reporter.lines] == ["warning", "info"]
+    assert [line.text for line in ctx.reporter.lines] == [
+        "vocab.draft_vocab_size 8 is more than the 7 distinct tokens that the data holds: the drafter gets 7",
+        "7 draft tokens cover 100.0% of the supervised tokens (held_out samples)",
+    ]
+
+
+def test_the_stage_says_what_it_is_at(tmp_path: Path) -> None:
+    ctx = context(tmp_path, ROWS)
+
+    vocab(ctx)
+
+    assert isinstance(ctx.reporter, RecordingReporter)
+    assert [said.note for said in ctx.reporter.said] == list(PARTS)
+    assert [said.done / said.total for said in ctx.reporter.said] == [0, 0.25, 0.5, 0.75]
+    assert [(m.name, m.value) for m in ctx.reporter.metrics] == [("coverage", 1.0)]
+
+
+RARE = [(str(i), "t", [10, 30 + i, 21, 2], [0, 1, 1, 1]) for i in range(40)]
+"""Every answer holds a token that no other one holds."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "advice"),
+    [(ROWS, 3, "raise vocab.draft_vocab_size, or add training samples"), (RARE, 300, "add training samples")],
+)
+def test_a_vocabulary_that_leaves_out_one_token_in_twenty_warns_with_what_helps(
+    tmp_path: Path, rows: Sequence[tuple], size: int, advice: str
+) -> None:
+    commit = vocab(context(tmp_path, rows, draft_vocab_size=size, min_coverage=0.1))
+
+    (warning,) = commit.output.result["warnings"]
+    assert warning.endswith(f"of the supervised tokens: every other one ends a chain, so {advice}")
 
 
 def test_a_vocabulary_that_covers_too_little_ends_the_job_with_both_numbers(tmp_path: Path) -> None:

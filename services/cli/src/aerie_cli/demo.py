@@ -223,8 +223,8 @@ def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
 def make_report(job: dict[str, Any], drafter: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
     """What the demo found, as it is written to report.json. The same figures come from GET /jobs/{id}."""
     figures = (
-        "verdict", "acceptance_length", "acceptance_by_position", "lossless", "seen_ngram_share", "prompts", "looping_share",
-        "predicted_speedup", "reasons",
+        "verdict", "acceptance_length", "acceptance_by_position", "lossless", "near_tie_share", "seen_ngram_share", "prompts",
+        "looping_share", "predicted_speedup", "reasons",
     )  # fmt: skip
     return {
         "job_id": job["id"],

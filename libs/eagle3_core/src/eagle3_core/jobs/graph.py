@@ -58,7 +58,7 @@ STAGES: dict[StageName, Stage] = {
               drops={"verifier": ("backend",),
                      "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples", "max_seq_len"),
                      "training": ("keep_checkpoints", "checkpoint_every_steps", "num_workers")}),
-        Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 3, fans_out=True,
+        Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 4, fans_out=True,
               drops={"evaluation": ("prompts", "gate")}),
         Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 2, names=True),
     )

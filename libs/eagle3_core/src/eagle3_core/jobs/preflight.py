@@ -40,6 +40,9 @@ TRY_CPU_S, LOAD_CPU_S = 5.0, 12.0
 """CPU time of compiling a template, and of making tokens of one conversation; of loading a tokenizer (a second for the
 largest in use)."""
 
+WIDE_HIDDEN, WIDE_LR = 7168, 5e-5
+"""Hidden size from which on a lower learning rate is advised, and that rate (SpecForge issue 577)."""
+
 
 class VocabSize(AerieError):
     """The draft vocabulary is larger than the verifier's."""
@@ -325,6 +328,11 @@ def _warnings(spec: JobSpec, verifier: Identity) -> Iterator[str]:
         yield (
             f"answers of up to {spec.data.regenerate.max_new_tokens} tokens do not fit data.max_seq_len "
             f"{spec.data.max_seq_len}: samples are cut there"
+        )
+    if verifier.hidden_size >= WIDE_HIDDEN and spec.training.lr > WIDE_LR:
+        yield (
+            f"training.lr {spec.training.lr:g} is high for a verifier of hidden size {verifier.hidden_size}: from "
+            f"{WIDE_HIDDEN} on gradient norms had outliers at 1e-4, so take {WIDE_LR:g}"
         )
     if spec.evaluation.num_steps > spec.training.ttt_steps:
         yield (

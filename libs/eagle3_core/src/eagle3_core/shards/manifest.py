@@ -63,4 +63,9 @@ def contract_of(manifest: Manifest) -> CaptureContract:
 
 def shared_contract(manifests: Sequence[Manifest]) -> CaptureContract:
     """The contract of all `manifests` (at least one). Raises ContractMismatch that names two units and the field."""
-    return agree((f"{m.stage} unit {m.unit[0]}", contract_of(m)) for m in manifests)
+    return agree(contracts(manifests))
+
+
+def contracts(manifests: Sequence[Manifest]) -> list[tuple[str, CaptureContract]]:
+    """The contract of each of `manifests`, by the name of its unit. Raises ShardDamaged."""
+    return [(f"{m.stage} unit {m.unit[0]}", contract_of(m)) for m in manifests]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from eagle3_core.cores import unit_threads, usable_cores
 from eagle3_core.errors import AerieError
@@ -21,8 +21,6 @@ from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
 from eagle3_core.objects.manifest import FileEntry, Manifest, UnitWriter, fetch_file, read_manifest
 from eagle3_core.objects.protocol import ObjectStore
-
-Item = TypeVar("Item")
 
 
 class Preempted(AerieError):
@@ -98,15 +96,10 @@ class StageContext:
         """Report `done` of `total`, counted in `unit`; `rate` in units per second."""
         self.reporter.progress(Progress(done=done, total=total, unit=unit, rate_per_s=rate, note=note))
 
-    def each(self, items: Iterable[Item], total: int, unit: str) -> Iterator[Item]:
-        """`items`, with progress reported and stops honoured between them."""
-        started = time.monotonic()
-        for done, item in enumerate(items):
-            self.check()
-            elapsed = time.monotonic() - started
-            self.progress(done, total, unit, rate=done / elapsed if done and elapsed else None)
-            yield item
-        self.progress(total, total, unit)
+    def begin(self, part: str, parts: Sequence[str]) -> None:
+        """Say that `part`, one of the `parts` that the unit consists of, begins; honours stops. Says `part` while it lasts."""
+        self.check()
+        self.progress(parts.index(part), len(parts), "steps", note=part)
 
     def metric(self, name: str, value: float, step: int) -> None:
         """Add `value` at `step` to the curve `name`. A curve holds numbers: NaN and infinity go to the log instead."""

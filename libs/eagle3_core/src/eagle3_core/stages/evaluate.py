@@ -21,6 +21,7 @@ from eagle3_core.evaluate.costs import measure_costs
 from eagle3_core.evaluate.decode import Measured, measure
 from eagle3_core.evaluate.losslessness import compare
 from eagle3_core.evaluate.ngrams import SeenNgrams, loops
+from eagle3_core.evaluate.report import acceptance_length
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.shards.manifest import contract_of
@@ -29,7 +30,7 @@ from eagle3_core.stages.generate import ANSWERS_FILE
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
-from eagle3_core.verifier.contract import agree
+from eagle3_core.verifier.contract import CaptureContract, agree, differences
 from eagle3_core.verifier.transformers import TransformersVerifier
 
 COST_CONTEXT = 100
@@ -42,7 +43,7 @@ def evaluate(ctx: StageContext) -> Commit:
     (prepared,), (trained,) = ctx.manifests("prepare"), ctx.manifests("train")
     prompts = TokenSet.load(ctx.fetch(prepared.file("eval.safetensors"))).slice(unit.start, unit.stop)
     verifier = warm_verifier(ctx)
-    agree([("the drafter", contract_of(trained)), ("the running verifier", verifier.contract("decode"))])
+    running, warnings = verifier.contract("decode"), _compared(ctx, contract_of(trained), verifier)
     drafter = _drafter(ctx, trained, verifier)
     how = Decoding(
         max_new_tokens=evaluation.max_new_tokens,
@@ -58,6 +59,7 @@ def evaluate(ctx: StageContext) -> Commit:
     seen = SeenNgrams()
     seen.add(_training_answers(ctx, prepared))
     rows = [_row(ctx, verifier, prompts, m, seen) for m in measured]
+    ctx.metric("acceptance_length", acceptance_length(rows)["mean"], unit.stop)
     context = max((m.plain.ids for m in measured), key=len)[:COST_CONTEXT]
     costs = measure_costs(verifier, drafter, context, evaluation.num_steps)
     posted_verifier(ctx)
@@ -65,8 +67,21 @@ def evaluate(ctx: StageContext) -> Commit:
     answers = [m.chain.answer for m in measured]
     writer.add_json("prompts.json", [{**row, "answer": a} for row, a in zip(rows, answers, strict=True)])
     timings = {"measure_s": seconds} | {k: v for k, v in costs.items() if k.endswith("_ms")}
-    ref = writer.commit({"rows": rows}, contract=trained.contract, timings=timings)
-    return ctx.done(ref, {"rows": rows, "costs": costs})
+    ref = writer.commit({"rows": rows}, contract=running.model_dump(mode="json"), timings=timings)
+    return ctx.done(ref, {"rows": rows, "costs": costs, "warnings": warnings})
+
+
+def _compared(ctx: StageContext, trained: CaptureContract, verifier: TransformersVerifier) -> list[str]:
+    """How the verifier that measures differs from the one that the drafter was trained on. Raises ContractMismatch.
+
+    Its pass is taken for the same: drafts are verified by decoding, whichever pass the training states came from.
+    """
+    sides = [("the drafter", trained), ("the running verifier", verifier.contract(trained.capture_pass))]
+    agree(sides)
+    warnings = differences(sides)
+    for text in warnings:
+        ctx.log(text, level="warning")
+    return warnings
 
 
 def _drafter(ctx: StageContext, trained: Manifest, verifier: TransformersVerifier) -> Drafter:

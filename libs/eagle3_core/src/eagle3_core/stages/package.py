@@ -20,11 +20,14 @@ from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.verifier.contract import CaptureContract, agree
 
+PARTS = ("writing both packages", "reading them back", "storing them")
+"""What the stage does, as its progress says it."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def package(ctx: StageContext) -> Commit:
     """Export the drafter in the verifier's precision, read it back, and write its card. Raises ExportMismatch, VerifierChanged."""
+    ctx.begin("writing both packages", PARTS)
     (trained,) = ctx.manifests("train")
     contract = _contract(ctx, trained)
     dtype = DTYPES[ctx.spec.verifier.dtype]
@@ -35,7 +38,7 @@ def package(ctx: StageContext) -> Commit:
         write_sglang(drafter, sglang, dtype)
         teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
         write_speculators(drafter, speculators, dtype, ctx.spec.verifier.model.removeprefix("file://"), teacher)
-        ctx.check()
+        ctx.begin("reading them back", PARTS)
         require_same(drafter, dtype, sglang, speculators, parts)
     ctx.log(f"both directories, read back in {ctx.spec.verifier.dtype}, give the trained drafter's logits")
     report = ctx.result("evaluate")
@@ -69,6 +72,7 @@ def _drafter(ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Draf
 
 
 def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path) -> Commit:
+    ctx.begin("storing them", PARTS)
     writer = ctx.writer()
     for folder in (sglang, speculators):
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):

@@ -14,7 +14,7 @@ from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import Training
 from eagle3_core.jobs.wire import Commit
-from eagle3_core.shards.manifest import shared_contract
+from eagle3_core.shards.manifest import contracts, shared_contract
 from eagle3_core.shards.reader import ShardSet
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import reading_verifier
@@ -27,7 +27,7 @@ from eagle3_core.train.memory import USABLE, Demand, gib
 from eagle3_core.train.ranks import Ranks
 from eagle3_core.train.replica import Place
 from eagle3_core.train.speed import sentence
-from eagle3_core.verifier.contract import ContractMismatch
+from eagle3_core.verifier.contract import ContractMismatch, agree, differences
 
 START = "start"
 """Folder of the untrained drafter, for the ranks."""
@@ -41,7 +41,10 @@ class NoGpu(AerieError):
 
 def train(ctx: StageContext) -> Commit:
     """Train a drafter on the captured states, going on from this unit's newest checkpoint if there is one."""
-    contract = shared_contract(ctx.manifests("extract"))
+    sides = contracts(ctx.manifests("extract"))
+    contract, warnings = agree(sides), differences(sides)
+    for text in warnings:
+        ctx.log(text, level="warning")
     device = _device(ctx)
     ranks = _ranks(ctx, device)
     folder = ctx.scratch
@@ -58,7 +61,7 @@ def train(ctx: StageContext) -> Commit:
         writer.add_file(name, folder / "drafter" / name)
     timings = {name: float(value) for name, value in speed.items()}
     commit = writer.commit(told, contract=contract.model_dump(mode="json"), timings=timings)
-    return ctx.done(commit, told | {"speed": speed})
+    return ctx.done(commit, told | {"speed": speed, "warnings": warnings})
 
 
 def train_together(ctx: StageContext, folder: Path, ranks: int, device: Literal["cpu", "cuda"]) -> dict[str, Any]:

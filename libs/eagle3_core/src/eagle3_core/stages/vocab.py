@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,32 @@ from eagle3_core.verifier.folder import VerifierTokenizer, read_json
 from eagle3_core.verifier.identity import Identity
 
 VOCAB_FILE = "vocab.safetensors"
+PARTS = ("reading the answers", "counting tokens", "estimating the coverage", "storing the vocabulary")
+"""What the stage does, as its progress says it."""
+WARN_COVERAGE = 0.95
+"""Below it more than one chain of three tokens in seven breaks on a token that the drafter cannot propose."""
 
 
 def vocab(ctx: StageContext) -> Commit:
     """Choose the drafter's tokens from the training answers. Raises VocabSize, VocabCoverage."""
+    ctx.begin("reading the answers", PARTS)
     samples = _samples(ctx)
     verifier = posted_verifier(ctx)
     requested, always = ctx.spec.vocab.draft_vocab_size, always_in(verifier)
+    ctx.begin("counting tokens", PARTS)
     chosen = choose(Counts.of(samples, verifier.vocab_size).scores_V, requested, always)
+    ctx.begin("estimating the coverage", PARTS)
     coverage, fair = estimated_coverage(samples, verifier.vocab_size, requested, always)
     clamped = requested is not None and len(chosen) < requested
-    warnings = [
-        f"vocab.draft_vocab_size {requested} is more than the {chosen.distinct} distinct tokens that the data holds: the "
-        f"drafter gets {len(chosen)}"
-    ] * clamped
+    if clamped:
+        ctx.log(
+            f"vocab.draft_vocab_size {requested} is more than the {chosen.distinct} distinct tokens that the data holds: "
+            f"the drafter gets {len(chosen)}"
+        )
+    _require_coverage(ctx.spec, coverage, len(chosen))
+    warnings = list(_doubts(coverage, len(chosen), clamped))
     for text in warnings:
         ctx.log(text, level="warning")
-    _require_coverage(ctx.spec, coverage, len(chosen))
     result: dict[str, Any] = {
         "draft_vocab_size": len(chosen),
         "requested": requested,
@@ -46,6 +56,8 @@ def vocab(ctx: StageContext) -> Commit:
     ctx.log(
         f"{len(chosen)} draft tokens cover {coverage:.1%} of the supervised tokens ({result['coverage_on']} samples)"
     )
+    ctx.metric("coverage", coverage, 0)
+    ctx.begin("storing the vocabulary", PARTS)
     writer = ctx.writer()
     writer.add_file(VOCAB_FILE, _write(chosen, ctx.scratch))
     return ctx.done(writer.commit(result), {**result, "warnings": warnings})
@@ -75,6 +87,15 @@ def _require_coverage(spec: JobSpec, coverage: float, size: int) -> None:
             f"{spec.vocab.min_coverage:.1%}",
             remedy="raise vocab.draft_vocab_size, add training samples, or lower vocab.min_coverage",
             pointer="/vocab/min_coverage",
+        )
+
+
+def _doubts(coverage: float, size: int, clamped: bool) -> Iterator[str]:
+    """A warning where chains will often end for want of a token."""
+    if coverage < WARN_COVERAGE:
+        way = "add training samples" if clamped else "raise vocab.draft_vocab_size, or add training samples"
+        yield (
+            f"{size} draft tokens cover {coverage:.1%} of the supervised tokens: every other one ends a chain, so {way}"
         )
 
 

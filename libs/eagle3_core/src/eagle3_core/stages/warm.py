@@ -14,6 +14,9 @@ from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.verifier.base import Progressed
 from eagle3_core.verifier.transformers import TransformersVerifier
 
+CURVE_EVERY_S = 2.0
+"""Time between two points of a rate's curve; the last is always drawn."""
+
 
 def warm_verifier(ctx: StageContext) -> TransformersVerifier:
     """The job's verifier, loaded now or by an earlier unit. Raises VerifierChanged and what loading raises."""
@@ -35,13 +38,22 @@ def warm_verifier(ctx: StageContext) -> TransformersVerifier:
 
 
 def reporting(ctx: StageContext, total: int, unit: str) -> Progressed:
-    """A callback that reports `done` of `total` (counted in `unit`) with the rate in tokens, and honours stops."""
-    started = time.monotonic()
+    """A callback that reports `done` of `total` (counted in `unit`) and both rates since the start, and honours stops.
+
+    The rates' curves count from the stage's first sample, so that those of its units join.
+    """
+    started = measured = time.monotonic()
 
     def report(*, done: int, tokens: int) -> None:
+        nonlocal measured
         ctx.check()
-        elapsed = time.monotonic() - started
+        now = time.monotonic()
+        elapsed = now - started
         rate = done / elapsed if done and elapsed else None
         ctx.progress(done, total, unit, rate=rate, note=f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+        if rate is not None and (done == total or now - measured >= CURVE_EVERY_S):
+            measured, step = now, ctx.assignment.unit.start + done
+            ctx.metric(f"{unit}_per_s", rate, step)
+            ctx.metric("tokens_per_s", tokens / elapsed, step)
 
     return report

@@ -90,6 +90,8 @@ class Trainer:
         self._workers = decode_threads(training.num_workers, place.device)
         self._readback, self._saver = Readback(place.device), Saver(checkpoints, place.device)
         self._speed, self._clock = Speed(place.device), Clock()
+        self._rates: tuple[float, float] | None = None
+        """Steps and supervised tokens a second, as told last."""
         self._stopping = False
 
     def run(self) -> Trained:
@@ -182,12 +184,15 @@ class Trainer:
         cursor, done = self._cursor, step + 1
         cursor.interval.add(sums)
         cursor.epoch_sums.add(sums)
+        self._tell(done, self._feed.supervised_in(samples))
         if done % self._curve_every == 0 or done == self.total_steps:
             self._draw("loss", "accuracy", cursor.interval, done)
             self._ctx.metric("lr", rate, done)
             self._ctx.metric("grad_norm", norm, done)
+            if self._rates is not None:
+                for name, pace in zip(("steps_per_s", "tokens_per_s"), self._rates, strict=True):
+                    self._ctx.metric(name, pace, done)
             cursor.interval = Sums()
-        self._tell(done, self._feed.supervised_in(samples))
 
     def _shaken(self, batch: PackedBatch | None) -> PackedBatch | None:
         """`batch` with this epoch's noise on its aux states."""
@@ -235,6 +240,7 @@ class Trainer:
             left = (self.total_steps - done) / steps_per_s
             note = f"{tokens_per_s:.0f} supervised tokens/s, {left:.0f} s left"
             self._ctx.progress(done, self.total_steps, "steps", rate=steps_per_s, note=note)
+            self._rates = rates
 
     def _honour_stop(self, *, everywhere: bool = False) -> None:
         """Save and raise Preempted once this process was asked to stop; with several ranks, once all know of it.

@@ -1,7 +1,8 @@
 """The capture contract: what must be the same wherever hidden states and drafters meet.
 
 Recorded when states are captured, carried in every shard manifest and in the drafter's package, compared by every
-reader. A mismatch is an error that names both sides, before any compute is spent.
+reader. A mismatch is an error that names both sides, before any compute is spent. What may differ without making states
+of another verifier (the engine, how it is spread over devices) is said, so that a person who wonders can see it.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ class CaptureContract(BaseModel):
 
 MUST_MATCH = (
     "verifier", "revision", "config_digest", "tokenizer_digest", "chat_template_digest", "hidden_size", "num_layers",
-    "vocab_size", "aux_layers", "final", "quantization", "mask_rule",
+    "vocab_size", "aux_layers", "final", "dtype", "stored_dtype", "quantization", "kv_cache_dtype", "mask_rule",
 )  # fmt: skip
-"""Fields that two contracts must share for one drafter; the others are recorded and reported."""
+"""Fields that two contracts must share for one drafter: another precision is, to a drafter, another verifier."""
+MAY_DIFFER = ("engine", "engine_version", "attention", "parallel", "capture_pass")
+"""Fields that round differently and mean the same: a difference is a warning."""
 
 
 def agree(sides: Iterable[tuple[str, CaptureContract]]) -> CaptureContract:
@@ -76,3 +79,16 @@ def agree(sides: Iterable[tuple[str, CaptureContract]]) -> CaptureContract:
                     field=field,
                 )
     return first
+
+
+def differences(sides: Iterable[tuple[str, CaptureContract]]) -> list[str]:
+    """How `sides` (name, contract) that agree differ nevertheless, a sentence for every field of MAY_DIFFER."""
+    named, found = list(sides), list[str]()
+    for field in MAY_DIFFER:
+        first_with: dict[str, str] = {}
+        for name, contract in named:
+            first_with.setdefault(str(getattr(contract, field)), name)
+        if len(first_with) > 1:
+            stated = ", ".join(f"{value} ({name})" for value, name in first_with.items())
+            found.append(f"the hidden states differ in {field}: {stated}")
+    return found

@@ -44,6 +44,8 @@ class Figures(BaseModel):
     acceptance_by_position: list[float | None]
     """Chance that the draft at position k is accepted, given that those before it were."""
     lossless: bool
+    near_tie_share: float | None = None
+    """Share of the prompts whose drafted answer leaves the verifier's own at a near-tie; 0 in float32."""
     looping_share: float
     seen_ngram_share: float | None = None
     prompts: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie_api.drafters.schemas import AcceptanceLength
-from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageStatus
+from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageMetric, StageStatus
 from aerie_api.jobs.waiting import Fleet, why_waiting
 from aerie_api.leases.planner import stage_name
 from aerie_api.leases.turns import Quota
@@ -37,12 +37,16 @@ class Surroundings:
     """How long each stage took the last time it ran."""
     quota: Quota | None = None
     """How the tenant stands against its limits."""
+    metrics: Mapping[str, Sequence[StageMetric]] | None = None
+    """The furthest value of every curve, by stage; null: not looked up."""
 
 
 def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit], around: Surroundings) -> Job:
     """The document of `job`."""
     spec = JobSpec.model_validate(job.spec)
     shown = [stage_status(stage, [u for u in units if u.stage == stage.name]) for stage in stages]
+    if around.metrics is not None:
+        shown = [s.model_copy(update={"metrics": list(around.metrics.get(s.name, ()))}) for s in shown]
     figures: dict[str, Any] = job.figures or {}
     length = figures.get("acceptance_length")
     return Job(
@@ -54,6 +58,7 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
         verdict=figures.get("verdict"), reasons=figures.get("reasons"),
         acceptance_length=AcceptanceLength.model_validate(length) if length else None,
         acceptance_by_position=figures.get("acceptance_by_position"), lossless=figures.get("lossless"),
+        near_tie_share=figures.get("near_tie_share"),
         looping_share=figures.get("looping_share"), seen_ngram_share=figures.get("seen_ngram_share"),
         prompts=figures.get("prompts"), predicted_speedup=figures.get("predicted_speedup"),
         warnings=job.warnings, metadata=dict(spec.metadata), spec=spec,

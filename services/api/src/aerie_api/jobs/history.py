@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from aerie_api.db import tell, upsert
@@ -109,6 +109,19 @@ class History:
         if tail is not None:
             return list(self.session.scalars(query.order_by(LogRow.seq.desc()).limit(tail)))[::-1]
         return list(self.session.scalars(query.order_by(LogRow.seq).limit(limit)))
+
+    def furthest(self, job: Job) -> dict[str, list[MetricRow]]:
+        """The value at the last step of every curve of `job`, by stage; of units at the same step the newest."""
+        own = (MetricRow.tenant == job.tenant, MetricRow.job_id == job.id)
+        curve = (MetricRow.stage, MetricRow.name)
+        last = select(*curve, func.max(MetricRow.step).label("step")).where(*own).group_by(*curve).subquery()
+        there = and_(*(getattr(MetricRow, name) == last.c[name] for name in ("stage", "name", "step")))
+        query = select(MetricRow).join(last, there).where(*own).order_by(*curve, MetricRow.at, MetricRow.unit)
+        newest = {(row.stage, row.name): row for row in self.session.scalars(query)}
+        found: dict[str, list[MetricRow]] = {}
+        for (stage, _), row in newest.items():
+            found.setdefault(stage, []).append(row)
+        return found
 
     def curve(self, job: Job, names: Iterable[str], stage: str | None, since_step: int, limit: int) -> list[MetricRow]:
         """Values with a step above `since_step`, ordered by stage, name, step."""

@@ -29,6 +29,15 @@ class Shards(Answer):
     total: int
 
 
+class StageMetric(Answer):
+    """The furthest value of one curve."""
+
+    name: str
+    step: int
+    value: float | None
+    """Null where the stage measured NaN or an infinity."""
+
+
 class StageStatus(Answer):
     """How one stage of a job stands."""
 
@@ -58,6 +67,8 @@ class StageStatus(Answer):
     rate: float | None = None
     """Units of `rate_unit` per second, over all workers."""
     rate_unit: str | None = None
+    metrics: list[StageMetric] | None = None
+    """Loss, rates and whatever else it measures, each at its furthest step; null in lists. `/jobs/{id}/metrics` has the curves."""
     reason: Problem | None = None
     """Why it failed."""
     result: dict[str, Any] | None = None
@@ -96,6 +107,8 @@ class Job(Answer):
     acceptance_length: AcceptanceLength | None
     acceptance_by_position: list[float | None] | None
     lossless: bool | None
+    near_tie_share: float | None
+    """Share of the prompts whose drafted answer leaves the verifier's own at a near-tie; 0 in float32."""
     looping_share: float | None
     seen_ngram_share: float | None
     prompts: int | None

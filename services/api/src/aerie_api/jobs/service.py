@@ -18,7 +18,7 @@ from aerie_api.jobs.documents import Surroundings, job_document
 from aerie_api.jobs.history import History
 from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import JobRepository, Wanted
-from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
+from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage, StageMetric
 from aerie_api.jobs.tags import Changed, matches, tag_of
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
@@ -195,7 +195,7 @@ class JobService:
         """A page of jobs, newest first."""
         with self._db.read() as session:
             jobs = JobRepository(session, self._tenant).page(wanted, after, limit + 1)
-            data = self._documents(session, jobs[:limit])
+            data = self._documents(session, jobs[:limit], measured=False)
         return JobList(
             data=data, has_more=len(jobs) > limit,
             first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
@@ -359,7 +359,8 @@ class JobService:
         tenant = TenantRepository(session).get(self._tenant)
         return Turns(session).quota(tenant, self._clock())
 
-    def _documents(self, session: Session, jobs: Sequence[JobRow]) -> list[Job]:
+    def _documents(self, session: Session, jobs: Sequence[JobRow], *, measured: bool = True) -> list[Job]:
+        """The documents of `jobs`; only if `measured` with the last values of their curves, which may be many."""
         repository, ids = JobRepository(session, self._tenant), [job.id for job in jobs]
         stages = repository.stages_of(ids)
         units: dict[str, list[Unit]] = {job_id: [] for job_id in ids}
@@ -371,10 +372,21 @@ class JobService:
         return [
             job_document(
                 job, stages[job.id], units[job.id],
-                Surroundings(fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past, quota),
+                Surroundings(
+                    fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past, quota,
+                    _metrics(session, job) if measured else None,
+                ),
             )
             for job in jobs
         ]  # fmt: skip
+
+
+def _metrics(session: Session, job: JobRow) -> dict[str, list[StageMetric]]:
+    """The furthest value of every curve of `job`, by stage."""
+    return {
+        stage: [StageMetric(name=row.name, step=row.step, value=row.value) for row in rows]
+        for stage, rows in History(session).furthest(job).items()
+    }
 
 
 def _reset(stage: StageRow, *, planned: bool) -> None:

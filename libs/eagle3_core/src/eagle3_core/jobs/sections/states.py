@@ -34,7 +34,10 @@ class Vocab(Section):
     """The drafter's vocabulary: the most frequent tokens of the training answers."""
 
     draft_vocab_size: Annotated[int, Field(ge=1)] | None = 32000
-    """Tokens the drafter can propose; clamped, and said, when the data holds fewer distinct ones. null = all."""
+    """Tokens the drafter can propose; when the data holds fewer distinct ones it gets those, and the stage says so.
+    null = all."""
 
     min_coverage: Share = 0.8
-    """Least share of supervised tokens that the draft vocabulary must cover; below it the job fails early."""
+    """Least share of supervised tokens that the draft vocabulary must cover; below it the job fails before it trains.
+    Measured on held-out samples, where small data sets reach .91 to .97 and make drafters that work, so that the 98 %
+    which large corpora reach on the text they count would refuse too much: below 95 % the job warns."""
