@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 import sys
 
-from eagle3_core.errors import error_types
+from eagle3_core.errors import AerieError, RemoteError, error_types
 
 PACKAGES = ("eagle3_core", "aerie_api", "aerie_worker", "aerie_cli", "aerie_verifier")
 HEAD = """# Error codes
@@ -30,15 +30,18 @@ def render() -> str:
         for module in pkgutil.walk_packages(root.__path__, package + "."):
             if ".migrations." not in module.name:
                 importlib.import_module(module.name)
-    rows = {
-        (kind.code, kind.status, "yes" if kind.retryable else "no", (kind.__doc__ or "").strip().splitlines()[0])
-        for kind in error_types()
-        if "code" in kind.__dict__ and kind.code != "remote" and kind.__module__.split(".")[0] in PACKAGES
-    }
-    first = {row[0]: row for row in sorted(rows, reverse=True)}  # one line a code, where two processes raise it
-    return HEAD + "".join(
-        f"| `{code}` | {status} | {again} | {title} |\n" for code, status, again, title in sorted(first.values())
-    )
+    named = [k for k in error_types() - {AerieError, RemoteError} if "code" in k.__dict__]
+    ours = [k for k in named if k.__module__.split(".")[0] in PACKAGES]
+    kinds = {kind.code: kind for kind in ours}
+    if twice := sorted(f"{k.code}: {k.__module__}.{k.__name__}" for k in ours if kinds[k.code] is not k):
+        raise ValueError(f"one code, two types: {', '.join(twice)}")
+    return HEAD + "".join(map(_row, sorted(kinds.items())))
+
+
+def _row(entry: tuple[str, type[AerieError]]) -> str:
+    code, kind = entry
+    title = (kind.__doc__ or "").strip().splitlines()[0]
+    return f"| `{code}` | {kind.status} | {'yes' if kind.retryable else 'no'} | {title} |\n"
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from house import wait_for
 from servers import redis as servers
 
 from aerie_api.broker import BrokerAway, CeleryBroker, Ring
-from aerie_worker.claim import Unreachable
 from aerie_worker.doorbells.celery import DoorbellBroken, Rung
+from eagle3_core.jobs.refusals import Unreachable
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from servers.process import ServerProcess
 
-from aerie_api.settings import PlainHttpRefused, TlsIncomplete, read_settings
+from aerie_api.settings import TlsIncomplete, read_settings
 from aerie_worker import __main__ as worker
-from aerie_worker.claim import Control, Unreachable, Untrusted
+from aerie_worker.claim import Control, Untrusted
+from eagle3_core.addresses import PlainHttpRefused
+from eagle3_core.jobs.refusals import Unreachable
 
 slow = pytest.mark.slow
 
@@ -124,7 +126,7 @@ def test_a_worker_sends_its_token_in_clear_text_only_to_its_own_machine(url, all
     if allowed:
         worker.check_transport(url, {})
     else:
-        with pytest.raises(worker.PlainHttpRefused):
+        with pytest.raises(PlainHttpRefused):
             worker.check_transport(url, {})
     worker.check_transport(url, {"AERIE_ALLOW_PLAIN_HTTP": "1"})
 

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from eagle3_core.errors import InvalidRequest
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.wire import Commit, LogLine
 from eagle3_core.stages import child
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 
 UNITS = [0]
 LOADS = [0]
@@ -48,12 +49,12 @@ def until_told(ctx: StageContext) -> Commit:
 
 
 def stubborn(ctx: StageContext) -> Commit:
-    """Ignore SIGTERM, with a helper process of its own that would outlive it."""
+    """Ignore SIGTERM, with a process of its own that would outlive it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    helper = subprocess.Popen(
+    offspring = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
     )
-    ctx.progress(0, 1, "steps", note=f"stubborn {os.getpid()} {helper.pid}")
+    ctx.progress(0, 1, "steps", note=f"stubborn {os.getpid()} {offspring.pid}")
     while True:
         signal.pause()
 

@@ -118,7 +118,7 @@ def _poison(weights: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stop_between_stages_is_honoured(tmp_path):
-    from eagle3_core.stages.context import Preempted
+    from eagle3_core.jobs.refusals import Preempted
 
     ctx = context(tmp_path, tiny_job(tmp_path))
     ctx.stop.set()

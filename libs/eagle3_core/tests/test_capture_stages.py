@@ -17,6 +17,7 @@ from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.jobs.graph import Slice, StageName, unit_inputs, unit_key
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.results import reduce
 from eagle3_core.jobs.room import StoreTooSmall
 from eagle3_core.jobs.wire import Commit, ManifestRef, Output, UnitSlice
@@ -24,7 +25,7 @@ from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter, read_manifest
 from eagle3_core.shards.manifest import contract_of
 from eagle3_core.shards.reader import ShardSet
-from eagle3_core.stages.context import Preempted, StageContext, Warm
+from eagle3_core.stages.context import StageContext, Warm
 from eagle3_core.stages.evaluate import evaluate
 from eagle3_core.stages.extract import extract
 from eagle3_core.stages.generate import generate

@@ -10,12 +10,13 @@ import pytest
 
 from eagle3_core.errors import InvalidRequest
 from eagle3_core.jobs.graph import Slice, unit_inputs, unit_key
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.wire import Commit, Output
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.stages import registry
 from eagle3_core.stages.chain import Chain, Ledger, LedgerDamaged, NotInJob
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 
 SOURCES = {"verifier": "v", "file:///train.jsonl": "d", "file:///test.jsonl": "t"}
 RESULTS = {"prepare": {"samples": 5, "eval_prompts": 3}, "extract": {"pass": "prefill", "samples": 1}}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3_core.drafter.config import UnsupportedVerifier, drafter_config, read_text_config
+from eagle3_core.drafter.config import Undraftable, drafter_config, read_text_config
 from eagle3_core.drafter.model import Drafter, DrafterDamaged
 from eagle3_core.drafter.rope import Rope
 from eagle3_core.drafter.testing import random_drafter, tiny_config
@@ -112,7 +112,7 @@ def test_a_nested_language_model_is_found_and_remembers_what_it_is_nested_in(tmp
     ],
 )
 def test_a_verifier_whose_drafter_could_not_be_served_is_refused_by_name(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedVerifier, match=said) as caught:
+    with pytest.raises(Undraftable, match=said) as caught:
         config_of({**LLAMA, **change})
 
     assert caught.value.remedy
@@ -154,7 +154,7 @@ def test_a_missing_head_that_is_not_tied_is_an_error_and_not_a_random_head(tmp_p
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors")
 
-    with pytest.raises(UnsupportedVerifier, match="lm_head"):
+    with pytest.raises(Undraftable, match="lm_head"):
         VerifierParts(folder).head()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle3_core.drafter import losses
 from eagle3_core.drafter.build import build, speculators_module
-from eagle3_core.drafter.config import UnsupportedVerifier
+from eagle3_core.drafter.config import Undraftable
 from eagle3_core.drafter.export import (
     ExportMismatch,
     load_speculators,
@@ -201,7 +201,7 @@ def test_a_last_layer_that_does_not_fit_is_refused_and_both_sides_are_named(tmp_
         tensors[name] = torch.zeros(50, 32)
     save_file(tensors, folder / "model.safetensors")
 
-    with pytest.raises(UnsupportedVerifier, match="last layer does not fit") as caught:
+    with pytest.raises(Undraftable, match="last layer does not fit") as caught:
         built(folder, init="verifier_layer")
 
     assert caught.value.pointer == "/training/init"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle3_core.drafter.config import UnsupportedVerifier as NoDrafter
-from eagle3_core.drafter.config import drafter_config, read_text_config
+from eagle3_core.drafter.config import Undraftable, drafter_config, read_text_config
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
@@ -105,7 +104,7 @@ def test_a_type_is_refused_by_name_if_and_only_if_the_engine_or_the_drafter_woul
     if kind in kinds.REFUSED:
         with pytest.raises(AerieError) as caught:
             could_be_served()
-        assert isinstance(caught.value, UnsupportedVerifier | NoDrafter) or caught.value.code == "verifier.self_check"
+        assert isinstance(caught.value, UnsupportedVerifier | Undraftable) or caught.value.code == "verifier.self_check"
     else:
         could_be_served()
 

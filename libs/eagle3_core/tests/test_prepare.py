@@ -15,11 +15,12 @@ from eagle3_core.digests import digest_file
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.preflight import preflight
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import read_manifest
 from eagle3_core.stages import registry
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 from eagle3_core.testing import stage_context, tiny_conversations, tiny_job, tiny_verifier, write_jsonl
 from eagle3_core.verifier.identity import inspect
 

@@ -14,10 +14,10 @@ import pytest
 from eagle3_core.drafter.export import ExportMismatch
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.evaluate.report import combine
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import read_manifest
-from eagle3_core.stages.context import Preempted
 from eagle3_core.stages.package import package
 from eagle3_core.stages.train import train
 from eagle3_core.testing import RecordingReporter, tiny_verifier

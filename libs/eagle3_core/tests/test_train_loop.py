@@ -20,11 +20,12 @@ from eagle3_core.drafter.testing import (
     tiny_contract,
 )
 from eagle3_core.drafter.verifier_parts import Teacher
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import Training
 from eagle3_core.jobs.wire import Progress
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.shards.format import kept_positions
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.feed import Feed

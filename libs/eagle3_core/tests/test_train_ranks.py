@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from eagle3_core.drafter.model import TENSORS_FILE
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.wire import Metric
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.train import new_drafter, train_at, train_together
 from eagle3_core.testing import RecordingReporter
 from eagle3_core.train.launch import RankLost, pid_of

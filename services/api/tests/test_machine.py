@@ -22,11 +22,10 @@ from sqlalchemy import Engine, create_engine, delete
 from aerie_api.auth import local
 from aerie_api.house import House, Parts
 from aerie_api.jobs.service import NameInUse
-from aerie_api.leases.claims import LeaseLost
-from aerie_api.leases.worker_health import WorkerSetAside
 from aerie_api.settings import Settings
 from aerie_api.tables import Base
 from eagle3_core.jobs.graph import Slice, unit_key
+from eagle3_core.jobs.refusals import LeaseLost, WorkerSetAside
 from eagle3_core.jobs.states import IllegalMove
 from eagle3_core.jobs.wire import Assignment, ClaimRequest, Commit, Failure, Heartbeat, Output
 from eagle3_core.objects.manifest import UnitWriter

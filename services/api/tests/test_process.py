@@ -17,8 +17,9 @@ from sqlalchemy import select
 from aerie_api.db import Database, tell
 from aerie_api.engines import DatabaseInUse
 from aerie_api.house import WeakToken, worker_token
-from aerie_api.settings import InvalidSettings, PlainHttpRefused, RemoteBindRefused, Settings, read_settings
+from aerie_api.settings import InvalidSettings, RemoteBindRefused, Settings, read_settings
 from aerie_api.tables import Worker
+from eagle3_core.addresses import PlainHttpRefused
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from aerie_cli.client import PlainHttpRefused, check_transport, find_key, find_url
+from aerie_cli.client import check_transport, find_key, find_url
+from eagle3_core.addresses import PlainHttpRefused
 
 
 def test_a_key_is_made_replaced_and_ended_and_its_secret_shown_once(aerie):

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from aerie_cli import watch
 from aerie_cli.client import Api
-from aerie_cli.exits import NotReachable, status_of_job
+from aerie_cli.exits import status_of_job
 from aerie_cli.watch import Follower, Lines
+from eagle3_core.jobs.refusals import Unreachable
 
 
 def stage(name, state, percent, **more):
@@ -113,14 +114,14 @@ def test_an_api_that_is_restarted_is_waited_for():
 def test_an_api_that_stays_away_ends_the_watch(monkeypatch):
     monkeypatch.setattr(watch, "AWAY_S", -1.0)
 
-    with pytest.raises(NotReachable):
+    with pytest.raises(Unreachable):
         follow(Script(job("running"), httpx.ConnectError("refused")))
 
 
 def test_an_api_that_never_answered_is_not_waited_for():
     script = Script(httpx.ConnectError("refused"), job("succeeded"))
 
-    with pytest.raises(NotReachable):
+    with pytest.raises(Unreachable):
         follow(script)
     assert len(script.answers) == 1
 

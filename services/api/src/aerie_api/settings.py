@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from eagle3_core.addresses import is_loopback
+from eagle3_core.addresses import PlainHttpRefused, is_loopback
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs import rings
 
@@ -37,12 +37,6 @@ class TlsIncomplete(AerieError):
     """A certificate without its key, or a key without its certificate, or one that cannot be used."""
 
     code, status = "settings.tls", 500
-
-
-class PlainHttpRefused(AerieError):
-    """Tokens would cross a network in clear text, and nobody asked for that."""
-
-    code, status = "settings.plain_http", 422
 
 
 class Settings(BaseSettings):

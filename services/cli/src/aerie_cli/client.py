@@ -17,10 +17,11 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from aerie_cli.exits import NotOurs, NotReachable
+from aerie_cli.exits import NotOurs
 from eagle3_core import strict_json
-from eagle3_core.addresses import is_loopback
+from eagle3_core.addresses import require_encrypted
 from eagle3_core.errors import AerieError, InvalidRequest
+from eagle3_core.jobs.refusals import Unreachable
 
 DEFAULT_DIR = Path(".aerie")
 TIMEOUT_S = 60.0
@@ -43,12 +44,6 @@ class BadKeyFile(AerieError):
     code, status = "api.key_file", 422
 
 
-class PlainHttpRefused(AerieError):
-    """The API key would cross a network in clear text, and nobody asked for that."""
-
-    code, status = "api.plain_http", 422
-
-
 class Damaged(AerieError):
     """A download is not what its manifest says."""
 
@@ -56,14 +51,14 @@ class Damaged(AerieError):
 
 
 def find_url(url: str | None, folder: Path) -> str:
-    """The API's address: as given, from AERIE_URL, or from the house in `folder`. Raises NotReachable, BadUrl."""
+    """The API's address: as given, from AERIE_URL, or from the house in `folder`. Raises Unreachable, BadUrl."""
     if url is not None:
         return checked_url(url, "--url")
     if found := os.environ.get("AERIE_URL"):
         return checked_url(found, "AERIE_URL")
     place = folder / "run" / "server.json"
     if (stated := _stated_url(folder)) is None:
-        raise NotReachable(
+        raise Unreachable(
             f"no API is running: neither --url nor AERIE_URL is given, and {place} does not say",
             remedy=f"start one with `aerie up --dir {folder}`, or name one with --url",
         )
@@ -110,14 +105,8 @@ def house_key(folder: Path) -> str | None:
 
 def check_transport(url: str, key: str | None) -> None:
     """Raise PlainHttpRefused where `key` would cross a network in clear text and nobody said that something encrypts it."""
-    given = httpx.URL(url)
-    if key is None or given.scheme == "https" or os.environ.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
-        return
-    if not is_loopback(given.host.rstrip(".")):
-        raise PlainHttpRefused(
-            f"{url} is another machine's and not encrypted: the API key could be read on the way",
-            remedy="use https, or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",
-        )
+    if key is not None:
+        require_encrypted(str(httpx.URL(url)), "the API key", allowed=os.environ.get("AERIE_ALLOW_PLAIN_HTTP") == "1")
 
 
 def checked_url(text: str, source: str) -> str:
@@ -172,7 +161,7 @@ class Api:
 
     @classmethod
     def found(cls, url: str | None, folder: Path) -> Api:
-        """The API that the options and the environment name. Raises NotReachable, BadUrl, BadKeyFile, PlainHttpRefused."""
+        """The API that the options and the environment name. Raises Unreachable, BadUrl, BadKeyFile, PlainHttpRefused."""
         place = find_url(url, folder)
         key = find_key(place, folder)
         check_transport(place, key)
@@ -182,7 +171,7 @@ class Api:
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip
-        """One call's answer. Raises NotReachable, and what the API refuses as its AerieError."""
+        """One call's answer. Raises Unreachable, and what the API refuses as its AerieError."""
         given = {k: v for k, v in (query or {}).items() if v is not None}
         sent = dict(headers or {})
         content = None
@@ -240,7 +229,7 @@ class Api:
                     raise self._refusal(response)
                 yield from response.iter_bytes(1 << 20)
         except httpx.TransportError as error:
-            raise NotReachable(f"{self.url} broke off: {error}", remedy="look at its log, and try again") from error
+            raise Unreachable(f"{self.url} broke off: {error}", remedy="look at its log, and try again") from error
 
     def _refusal(self, response: httpx.Response) -> AerieError:
         try:
@@ -253,8 +242,8 @@ class Api:
             return self._foreign(f"{response.request.url.path} answers {response.status_code} without a code of ours")
         return AerieError.from_problem(problem)
 
-    def _away(self, why: object) -> NotReachable:
-        return NotReachable(
+    def _away(self, why: object) -> Unreachable:
+        return Unreachable(
             f"{self.url} does not answer: {str(why) or type(why).__name__}", remedy="start it with `aerie up`"
         )
 

@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from aerie_cli.client import DEFAULT_DIR, Api, checked_url, house_key, job_path
 from aerie_cli.download import download_bar, download_drafter
-from aerie_cli.exits import NotReachable, status_of_job
+from aerie_cli.exits import status_of_job
 from aerie_cli.house import read_server, tail
 from aerie_cli.jobfile import Changes, apply, parse
 from aerie_cli.output import Json, aside, command, document, people, plain
@@ -29,6 +29,7 @@ from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.folders import cache_folder
+from eagle3_core.jobs.refusals import Unreachable
 from eagle3_core.tether import tethered
 
 EXAMPLE = Path("examples/smollm2")
@@ -167,12 +168,12 @@ def _wait_for_house(folder: Path, up: subprocess.Popen[bytes], log: Path) -> str
     until = time.monotonic() + STARTING_S
     while time.monotonic() < until:
         if up.poll() is not None:
-            raise NotReachable(f"`aerie up` ended with exit status {up.returncode}:\n{tail(log)}", remedy=f"see {log}")
+            raise Unreachable(f"`aerie up` ended with exit status {up.returncode}:\n{tail(log)}", remedy=f"see {log}")
         server = read_server(folder / "run" / "server.json")
         if server is not None and _answers(server["url"]):
             return str(server["url"])
         time.sleep(0.1)
-    raise NotReachable(f"the API did not answer within {STARTING_S:.0f} s", remedy=f"see {log.parent}")
+    raise Unreachable(f"the API did not answer within {STARTING_S:.0f} s", remedy=f"see {log.parent}")
 
 
 def _answers(url: str) -> bool:

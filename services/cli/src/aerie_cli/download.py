@@ -95,7 +95,7 @@ def download_drafter(
     """Write the files of the job's drafter into `folder` and return their list.
 
     `folder`, absolute, appears as a whole once everything is there and verified. It is new or empty; with `replace` it is
-    the caller's own and what it held goes. Raises Damaged, NotReachable, and InvalidRequest if it was filled meanwhile.
+    the caller's own and what it held goes. Raises Damaged, Unreachable, and InvalidRequest if it was filled meanwhile.
     """
     files: list[dict[str, Any]] = api.get(job_path(job_id, "artifacts"), "list")["data"]
     total, have = sum(file["size"] for file in files), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import Unreachable
 
 OK = 0
 FAILED = 1
@@ -21,13 +22,7 @@ READER_GONE = 141
 """Whoever read the output has gone (128 + SIGPIPE, as shells report it)."""
 
 
-class NotReachable(AerieError):
-    """No API answers."""
-
-    code, status, retryable = "api.unreachable", 503, True
-
-
-class NotOurs(NotReachable):
+class NotOurs(Unreachable):
     """What answers is not Aerie's API."""
 
     code, status, retryable = "api.foreign", 502, False
@@ -35,7 +30,7 @@ class NotOurs(NotReachable):
 
 def status_of(error: AerieError) -> int:
     """The exit status that `error` stands for."""
-    if isinstance(error, NotReachable):
+    if isinstance(error, Unreachable):
         return UNREACHABLE
     return INVALID if 400 <= error.status < 500 else FAILED
 

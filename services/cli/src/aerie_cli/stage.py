@@ -116,8 +116,8 @@ def stage(
     file_roots = [Path(r) for r in roots.split(os.pathsep) if r] if roots else [Path.cwd(), cache_folder(), folder]
     stop = Stop()
     stop.install()
+    from eagle3_core.jobs.refusals import Preempted
     from eagle3_core.stages.chain import Chain  # with all that stages read: no other command needs it
-    from eagle3_core.stages.context import Preempted
 
     try:
         with Terminal() as terminal:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
@@ -24,7 +23,7 @@ from aerie_worker.doorbells import Doorbell
 from aerie_worker.doorbells.poll import Poll
 from aerie_worker.executors.local import Local, machine_gpus
 from aerie_worker.worker import Worker
-from eagle3_core.addresses import is_loopback
+from eagle3_core.addresses import require_encrypted
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.rings import PREFIX
 
@@ -63,22 +62,9 @@ class BrokerMissing(AerieError):
     code, status = "worker.broker", 500
 
 
-class PlainHttpRefused(AerieError):
-    """The worker's token would cross a network in clear text, and nobody asked for that."""
-
-    code, status = "worker.plain_http", 422
-
-
 def check_transport(url: str, environment: Mapping[str, str]) -> None:
     """Raise PlainHttpRefused unless `url` keeps what is said to itself, or the operator says that something else does."""
-    parts = urlsplit(url)
-    if parts.scheme == "https" or environment.get("AERIE_ALLOW_PLAIN_HTTP") == "1":
-        return
-    if not is_loopback((parts.hostname or "").rstrip(".")):
-        raise PlainHttpRefused(
-            f"{url} is another machine's and not encrypted",
-            remedy="use https (AERIE_API_CA names its authority), or AERIE_ALLOW_PLAIN_HTTP=1 where something else encrypts",
-        )
+    require_encrypted(url, "the worker's token", allowed=environment.get("AERIE_ALLOW_PLAIN_HTTP") == "1")
 
 
 def broker_url(environment: Mapping[str, str]) -> str:

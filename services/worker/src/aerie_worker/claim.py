@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import LeaseLost, Unreachable, WorkerSetAside
 from eagle3_core.jobs.wire import (
     Assignment,
     ClaimRequest,
@@ -33,24 +34,6 @@ from eagle3_core.jobs.wire import (
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 TIMEOUT_S = 10.0
-
-
-class Unreachable(AerieError):
-    """The API does not answer, or cannot serve now."""
-
-    code, status, retryable = "api.unreachable", 503, True
-
-
-class LeaseLost(AerieError):
-    """The unit belongs to another attempt; nothing this one did counts."""
-
-    code, status = "lease.lost", 409
-
-
-class SetAside(AerieError):
-    """The worker failed unit after unit and gets no more work until a person readmits it."""
-
-    code, status = "worker.set_aside", 409
 
 
 class Refused(AerieError):
@@ -129,7 +112,7 @@ class Control:
     def claim(self, wait_s: float, queues: list[str] | None = None) -> Assignment | None:
         """A unit to run (of `queues`; default: all that this worker serves), or None when none came within `wait_s` seconds.
 
-        Raises Unreachable, Refused, SetAside.
+        Raises Unreachable, Refused, WorkerSetAside.
         """
         only = {} if queues is None else {"only": queues}
         request = self._who.model_copy(update={"wait_s": wait_s, **only})
@@ -182,8 +165,8 @@ class Control:
         error = AerieError.from_problem(_problem(response))
         if error.code == LeaseLost.code:
             raise LeaseLost(error.detail, remedy=error.remedy)
-        if error.code == SetAside.code:
-            raise SetAside(error.detail, remedy=error.remedy)
+        if error.code == WorkerSetAside.code:
+            raise WorkerSetAside(error.detail, remedy=error.remedy)
         raise Refused(f"{route} answers {response.status_code}: {error.detail}", remedy=error.remedy)
 
 

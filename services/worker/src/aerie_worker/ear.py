@@ -10,8 +10,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from aerie_worker.claim import Control, Refused, Unreachable, pauses
+from aerie_worker.claim import Control, Refused, pauses
 from aerie_worker.pulse import wish_of
+from eagle3_core.jobs.refusals import Unreachable
 
 LISTEN_S = 20.0
 PAUSE_S = 0.25

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aerie_worker.claim import Control, LeaseLost, Refused, Unreachable, pauses
+from aerie_worker.claim import Control, Refused, pauses
+from eagle3_core.jobs.refusals import LeaseLost, Unreachable
 from eagle3_core.jobs.wire import Assignment, Heartbeat, HeartbeatAnswer, LogLine, Metric, Progress
 
 NEWS_EVERY_S = 1.0

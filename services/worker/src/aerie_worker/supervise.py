@@ -19,9 +19,10 @@ from collections.abc import Callable
 from queue import Empty
 
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
-from aerie_worker.claim import Control, LeaseLost, Refused, Unreachable, insist
+from aerie_worker.claim import Control, Refused, insist
 from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import LeaseLost, Preempted, Unreachable
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Commit, Failure, LogLine
 
@@ -38,12 +39,6 @@ class ChildDied(AerieError):
     """The process that ran the unit ended without an answer."""
 
     code, status, retryable = "unit.child_died", 500, True
-
-
-class Stopped(AerieError):
-    """The worker was asked to stop while it ran the unit."""
-
-    code, status, retryable = "unit.preempted", 503, True
 
 
 class Cancelled(AerieError):
@@ -156,7 +151,9 @@ class Attempt:
         if self._why is not None:
             return self._because_asked()
         if code == EX_TEMPFAIL:
-            problem = Stopped("its process was asked to stop", remedy="none needed: the unit is queued again").problem()
+            problem = Preempted(
+                "its process was asked to stop", remedy="none needed: the unit is queued again"
+            ).problem()
             return Failure(cause=Cause.PREEMPTED, problem=problem)
         died = ChildDied(
             f"the process of {self._unit.stage} {_how(code)}" + (f"; its last line: {self._last_words[-1]}" if self._last_words else ""),
@@ -173,7 +170,7 @@ class Attempt:
     def _because_asked(self) -> Failure:
         if self._why is Cause.CANCELLED:
             return Failure(cause=Cause.CANCELLED, problem=Cancelled("the job was cancelled").problem(), retryable=False)
-        problem = Stopped("the worker was asked to stop", remedy="none needed: the unit is queued again").problem()
+        problem = Preempted("the worker was asked to stop", remedy="none needed: the unit is queued again").problem()
         return Failure(cause=Cause.PREEMPTED, problem=problem)
 
     def _ask_to_stop(self, why: Cause) -> None:

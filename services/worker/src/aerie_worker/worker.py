@@ -16,11 +16,12 @@ from collections.abc import Generator
 from types import FrameType
 
 from aerie_worker.children import Inbox
-from aerie_worker.claim import Control, SetAside, Unreachable, pauses
+from aerie_worker.claim import Control, pauses
 from aerie_worker.doorbells import Doorbell
 from aerie_worker.ear import Ear
 from aerie_worker.executors.local import Local
 from aerie_worker.supervise import EX_TEMPFAIL, Attempt, KillAsked, StopAsked
+from eagle3_core.jobs.refusals import Unreachable, WorkerSetAside
 
 REPORTING_S = 20.0
 """How long a worker that is asked to stop tries to report to an API that is away."""
@@ -75,7 +76,7 @@ class Worker:
                 away = True
                 self._pause(next(waits))
                 continue
-            except SetAside as error:
+            except WorkerSetAside as error:
                 if not aside:
                     log.error("%s", error.text())
                 aside = True

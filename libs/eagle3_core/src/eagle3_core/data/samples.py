@@ -20,7 +20,7 @@ from eagle3_core.data.templates import TemplateRefusal
 from eagle3_core.errors import AerieError
 
 MIN_ANSWER_TOKENS = 2
-"""Shortest answer that trains anything: a chain needs the token it starts from and one to predict (DESIGN 2.6)."""
+"""Shortest answer that trains anything: a chain needs the token it starts from and one to predict."""
 
 CONTROL, TEMPLATE, LONG, UNSUPERVISED = "control_token", "template", "too_long", "nothing_supervised"
 UNUSABLE = (CONTROL, TEMPLATE)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eagle3_core.drafter.config import DrafterConfig, UnsupportedVerifier, drafter_config
+from eagle3_core.drafter.config import DrafterConfig, Undraftable, drafter_config
 from eagle3_core.drafter.initial import initial_weights
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.rope import llama_config
@@ -77,7 +77,7 @@ def build(
 
     Head and last norm always start as the verifier's (its rows of the draft vocabulary, its final norm); everything else
     is random, or with `init="verifier_layer"` a copy of the verifier's last layer.
-    Every weight but a frozen head requires a gradient. Raises UnsupportedVerifier, DrafterDamaged.
+    Every weight but a frozen head requires a gradient. Raises Undraftable, DrafterDamaged.
     """
     parts = VerifierParts(verifier)
     config = drafter_config(
@@ -98,7 +98,7 @@ def _start_from_last_layer(config: DrafterConfig, weights: dict[str, Tensor], la
     """Copy the verifier's last layer; the drafter then starts as that layer on (nearly) the last aux state.
 
     The hidden half of q, k and v gets the verifier's projections, the embedding half stays random; `fc` becomes
-    0.1 x random plus the identity on the last aux state. Raises UnsupportedVerifier where names or shapes differ.
+    0.1 x random plus the identity on the last aux state. Raises Undraftable where names or shapes differ.
     """
     hidden, random = config.hidden_size, dict(weights)
     for proj in ("q_proj", "k_proj", "v_proj"):
@@ -118,7 +118,7 @@ def _start_from_last_layer(config: DrafterConfig, weights: dict[str, Tensor], la
             f"{source[o]} is {s or 'missing'}, the drafter needs {tuple(random[o].shape)}" for o, s in wrong.items()
         ]
         faults += [f"{name} has no place in the drafter" for name in extra]
-        raise UnsupportedVerifier(
+        raise Undraftable(
             "the verifier's last layer does not fit the drafter's: " + "; ".join(faults[:4]),
             remedy="set training.init to random (verifier_layer needs a Llama-shaped verifier without biases)",
             pointer="/training/init",

@@ -40,7 +40,7 @@ HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 """Activations that the drafter's layer can have (`drafter.model.ACTIVATIONS`)."""
 
 
-class UnsupportedVerifier(AerieError):
+class Undraftable(AerieError):
     """No drafter can be built for this verifier."""
 
     code, status = "drafter.verifier", 422
@@ -104,11 +104,11 @@ def drafter_config(
     draft_vocab_size: int,
     ttt_steps: int,
 ) -> DrafterConfig:
-    """The drafter for a verifier with text config `verifier`. Raises UnsupportedVerifier, VerifierConfig."""
+    """The drafter for a verifier with text config `verifier`. Raises Undraftable, VerifierConfig."""
     _require_plain_head(verifier)
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
     if missing := [name for name in needed if verifier.get(name) is None]:
-        raise UnsupportedVerifier(
+        raise Undraftable(
             f"the verifier's config names no {', '.join(missing)}",
             remedy="use a decoder-only language model with a Hugging Face config",
             pointer=POINTER,
@@ -146,7 +146,7 @@ def _require_plain_head(verifier: dict[str, Any]) -> None:
     if isinstance(kind, str) and kind in REFUSED:
         odd["model_type"] = kind
     if odd:
-        raise UnsupportedVerifier(
+        raise Undraftable(
             f"the verifier's head or final norm is not a plain one: {odd}",
             remedy="use a verifier with an RMS final norm (gain w) and an unscaled linear head, as Llama, Qwen, "
             "DeepSeek and Kimi have",
@@ -158,7 +158,7 @@ def _activation(verifier: dict[str, Any]) -> str:
     """The verifier's activation, under either of its names."""
     stated = verifier.get("hidden_act", "silu") or verifier.get("hidden_activation")
     if stated not in HIDDEN_ACTS:
-        raise UnsupportedVerifier(
+        raise Undraftable(
             f"the verifier's config says hidden_act={stated!r:.80}, a drafter's layer can have {', '.join(HIDDEN_ACTS)}",
             remedy="use a verifier with one of these activations",
             pointer=POINTER,
@@ -178,7 +178,7 @@ def _attention_shape(verifier: dict[str, Any]) -> tuple[int, int, int]:
     kv_heads = size_in(verifier, "num_key_value_heads", heads)
     head_dim = size_in(verifier, "head_dim", max(1, size_in(verifier, "hidden_size") // heads))
     if heads % kv_heads or head_dim % 2:
-        raise UnsupportedVerifier(
+        raise Undraftable(
             f"{heads} query heads over {kv_heads} key-value heads of size {head_dim} make no grouped attention",
             remedy="use a verifier whose query heads are a multiple of its key-value heads, with an even head size",
             pointer=POINTER,
@@ -200,7 +200,7 @@ def _rope(verifier: dict[str, Any]) -> dict[str, Any]:
     if verifier.get("kv_lora_rank") or kind == "default":
         return {"rope_type": "default", "rope_theta": theta}
     if kind not in STATIC_ROPES:
-        raise UnsupportedVerifier(
+        raise Undraftable(
             f"RoPE of type {kind!r:.80} changes with the length of the context; drafters support {', '.join(STATIC_ROPES)}",
             remedy="use a checkpoint with a static RoPE scaling",
             pointer=POINTER,

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3_core.drafter.config import UnsupportedVerifier, read_text_config
+from eagle3_core.drafter.config import Undraftable, read_text_config
 from eagle3_core.verifier.folder import VerifierWeights, refusal
 
 EMBEDDING = "embed_tokens.weight"
@@ -49,13 +49,13 @@ class VerifierParts:
         return self.tensor(beside if beside in self._file_of else FINAL_NORM)
 
     def tensor(self, ending: str) -> Tensor:
-        """The tensor whose name ends with `ending`, as stored. Raises UnsupportedVerifier, and VerifierWeights for NaN.
+        """The tensor whose name ends with `ending`, as stored. Raises Undraftable, and VerifierWeights for NaN.
 
         A copy: a mapped tensor would change with its file, after the file was checked.
         """
         name = self.find(ending)
         if name is None:
-            raise UnsupportedVerifier(
+            raise Undraftable(
                 f"{self.folder} holds no tensor ending with {ending}",
                 remedy="use a checkpoint whose safetensors hold embed_tokens, norm and lm_head (or a tied embedding)",
             )
@@ -69,7 +69,7 @@ class VerifierParts:
         embedding_VH = self.tensor(EMBEDDING)
         want = (self.text_config["vocab_size"], self.text_config["hidden_size"])
         if tuple(embedding_VH.shape) != want:
-            raise UnsupportedVerifier(
+            raise Undraftable(
                 f"the embedding has shape {tuple(embedding_VH.shape)}, the verifier's config says {want}",
                 remedy="repair the checkpoint: config.json and safetensors must come from one model",
             )
@@ -117,7 +117,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     if single.is_file():
         with safe_open(single, framework="pt", device="cpu") as file:
             return dict.fromkeys(file.keys(), single.name)
-    raise UnsupportedVerifier(
+    raise Undraftable(
         f"{folder} holds neither model.safetensors nor model.safetensors.index.json",
         remedy="save the verifier as safetensors (save_pretrained does)",
     )

@@ -265,7 +265,7 @@ def _fingerprints(sources: Sequence[Source], say: Say) -> dict[str, str]:
 
 
 def _train_peak(spec: JobSpec, folder: Path, layers: tuple[int, int, int]) -> int:
-    """Bytes at the peak of a pass that is full and all the assistant's. Raises NoRoom, UnsupportedVerifier."""
+    """Bytes at the peak of a pass that is full and all the assistant's. Raises NoRoom, Undraftable."""
     training, text = spec.training, read_text_config(folder)
     config = drafter_config(
         text, algorithm=training.algorithm, aux_layers=layers, ttt_steps=training.ttt_steps,
@@ -292,7 +292,7 @@ def _check_vocab(spec: JobSpec, verifier: Identity) -> None:
 
 
 def _check_drafter(spec: JobSpec, verifier: Identity, layers: tuple[int, int, int]) -> None:
-    """Raise UnsupportedVerifier or VerifierConfig where no drafter could be built for this verifier."""
+    """Raise Undraftable or VerifierConfig where no drafter could be built for this verifier."""
     _ = drafter_config(
         read_text_config(verifier.folder), algorithm=spec.training.algorithm, aux_layers=layers,
         draft_vocab_size=spec.vocab.draft_vocab_size or verifier.vocab_size, ttt_steps=spec.training.ttt_steps,

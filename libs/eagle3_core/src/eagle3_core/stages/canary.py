@@ -18,12 +18,13 @@ import numpy as np
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName, stages_of
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import Gate, JobSpec
 from eagle3_core.jobs.wire import Commit, LogLine, Metric, Output, Progress
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter
 from eagle3_core.stages.chain import Chain
-from eagle3_core.stages.context import Preempted, Reporter, StageContext
+from eagle3_core.stages.context import Reporter, StageContext
 
 SAMPLES = 10
 PROMPTS = 2

@@ -14,19 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3_core.cores import unit_threads, usable_cores
-from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.room import Need, check_room
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
 from eagle3_core.objects.manifest import FileEntry, Manifest, UnitWriter, fetch_file, read_manifest
 from eagle3_core.objects.protocol import ObjectStore
-
-
-class Preempted(AerieError):
-    """The process was asked to stop; what it had is saved and the unit goes on elsewhere."""
-
-    code, status, retryable = "unit.preempted", 503, True
 
 
 class Reporter(Protocol):

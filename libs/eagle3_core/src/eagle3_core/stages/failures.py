@@ -7,9 +7,9 @@ import traceback
 
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Failure, LogLine
-from eagle3_core.stages.context import Preempted
 from eagle3_core.stages.reports import LOG_TEXT_CHARS
 
 _ROOM: dict[StageName, str] = {

@@ -151,10 +151,6 @@ class Feed:
         per_rank = -(-len(group) // ranks)
         return [[tuple(part) for part in _dealt(samples, per_rank, self._work)] for samples in own]
 
-    def work_of(self, passes: Sequence[Pass]) -> float:
-        """Operations of `passes`."""
-        return sum(self._work(i) for batch in passes for i in batch)
-
     def supervised_in(self, samples: Sequence[int]) -> int:
         """Tokens that chains of `samples` draft at their first step."""
         return sum(self._facts[i].supervised for i in samples)

@@ -21,10 +21,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Failure
 from eagle3_core.objects.location import url_of
-from eagle3_core.stages.context import Preempted, Reporter, StageContext
+from eagle3_core.stages.context import Reporter, StageContext
 from eagle3_core.tether import tethered
 
 ORDER, REPORTS = "order.json", "reports"

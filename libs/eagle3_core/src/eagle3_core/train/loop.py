@@ -24,8 +24,9 @@ from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import Training
-from eagle3_core.stages.context import Preempted, StageContext
+from eagle3_core.stages.context import StageContext
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.feed import Feed, Group, Pass
 from eagle3_core.train.noise import noisy

@@ -25,10 +25,11 @@ from aerie_api.leases.retries import Retries, Rules
 from aerie_api.leases.turns import Turns
 from aerie_api.leases.vetting import Vetting
 from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
-from aerie_api.leases.worker_health import WorkerSetAside, judge
+from aerie_api.leases.worker_health import judge
 from aerie_api.tables import CommitRow, Job, Unit
 from aerie_api.tenants.repository import TenantRepository
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import LeaseLost, WorkerSetAside
 from eagle3_core.jobs.states import Cause, JobStatus, UnitState
 from eagle3_core.jobs.wire import (
     Assignment,
@@ -40,12 +41,6 @@ from eagle3_core.jobs.wire import (
     Output,
     Stops,
 )
-
-
-class LeaseLost(AerieError):
-    """The attempt no longer holds its unit."""
-
-    code, status = "lease.lost", 409
 
 
 class UnknownToken(AerieError):

@@ -20,17 +20,11 @@ from sqlalchemy.orm import Session
 from aerie_api.db import tell
 from aerie_api.jobs.history import History
 from aerie_api.tables import Attempt, Job, Unit, Worker
-from eagle3_core.errors import AerieError
+from eagle3_core.jobs.refusals import WorkerSetAside
 from eagle3_core.jobs.states import Cause
 
 STREAK = 3
 logger = logging.getLogger(__name__)
-
-
-class WorkerSetAside(AerieError):
-    """The worker failed unit after unit and gets no more work."""
-
-    code, status = "worker.set_aside", 409
 
 
 @dataclass(frozen=True)

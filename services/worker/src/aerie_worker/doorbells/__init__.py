@@ -14,7 +14,7 @@ class Doorbell(Protocol):
     """Where units come from."""
 
     def wait(self) -> Assignment | None:
-        """A claimed unit, or None when it is time to look around and wait again. Raises Unreachable, Refused, SetAside."""
+        """A claimed unit, or None when it is time to look around and wait again. Raises Unreachable, Refused, WorkerSetAside."""
         ...
 
     def close(self) -> None:
