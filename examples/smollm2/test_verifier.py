@@ -68,6 +68,11 @@ def test_tensors_get_their_hugging_face_names(theirs, ours):
     assert verifier.hugging_face_name(theirs)[0] == ours
 
 
+def test_a_number_that_was_stored_in_float32_is_written_as_it_was_meant():
+    assert verifier.shortest(9.999999747378752e-06) == 1e-05
+    assert np.float32(verifier.shortest(9.999999747378752e-06)) == np.float32(9.999999747378752e-06)
+
+
 @pytest.mark.slow
 def test_two_processes_at_once_leave_one_whole_folder(cache, folder):
     assert [path.name for path in (cache / "verifiers").iterdir()] == [folder.name]

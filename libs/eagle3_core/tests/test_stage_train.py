@@ -192,7 +192,12 @@ def test_the_package_holds_both_directories_the_report_and_a_card_to_serve_from(
     card = bench.store.get_bytes(manifest.file("card.md").key).decode()
     assert "| **all, pooled over tokens** | 3 | **2.000** | 2.000 to 2.000 |" in card
     assert "--speculative-algorithm EAGLE3" in card
-    assert f"--model-path {tmp_path / 'verifier'}" in card
+    assert '--model-path "$VERIFIER"' in card
+    assert """'{"model": "./speculators", "method": "eagle3", "num_speculative_tokens": 3}'""" in card
+    assert str(tmp_path) not in card
+    config = json.loads(bench.store.get_bytes(manifest.file("sglang/config.json").key))
+    assert f"`sglang/config.json` says {config['eagle_config']['eagle_aux_hidden_state_layer_ids']}" in card
+    assert "The gate asked for: interval above 1, lossless." in card
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in card
     assert "0.667 / 0.500 / 0.000" in card
     assert json.loads(bench.store.get_bytes(manifest.file("contract.json").key)) == manifest.contract

@@ -3,6 +3,10 @@
 import json
 
 import pytest
+from inspected_files import CONTRACT, write_shard
+
+from eagle3_core.objects.local import LocalStore
+from eagle3_core.objects.manifest import UnitWriter
 
 
 def write(folder, job) -> str:
@@ -102,6 +106,33 @@ def test_inspecting_a_job_shows_its_events_and_its_spec(aerie, named, tmp_path):
     assert shown["events"][0]["type"] == "job.created"
     assert shown["attempts"] == shown["artifacts"] == []
     assert '"max_seq_len": 96' in aerie("inspect", "job", posted["id"]).stdout
+
+
+def test_inspecting_a_job_shows_what_it_trains_on_in_words(aerie, named, tmp_path):
+    posted = aerie.json("submit", write(tmp_path, named))
+    shard = write_shard(tmp_path / "shard-00000.safetensors")
+    store = LocalStore(tmp_path / "house/objects")
+    writer = UnitWriter(store, tenant="t", job_id=posted["id"], stage="extract", unit=(0, 0, 2), unit_key="k", fence=1)
+    counts = {"samples": 2, "tokens": 8, "supervised_tokens": 2, "final_states": 3}
+    writer.add_file(shard.name, shard, **counts)
+    writer.commit({}, contract={**CONTRACT, "vocab_size": 320})
+    asked = ("inspect", "job", posted["id"], "--dir", str(tmp_path / "house"))
+
+    shown, text = aerie.json(*asked), aerie(*asked).stdout
+
+    assert [[span["supervised"] for span in sample["spans"]] for sample in shown["samples"]] == [[False, True], [False]]
+    assert shown["samples"][0]["spans"][1]["text"].endswith("<|im_end|>")
+    assert "the states were captured with tokenizer t" in shown["samples_remark"]
+    assert "--- a (code): 5 tokens, 2 supervised" in text
+
+
+def test_a_job_whose_states_lie_elsewhere_is_inspected_without_samples_and_says_so(aerie, named, tmp_path):
+    posted = aerie.json("submit", write(tmp_path, named))
+
+    shown = aerie.json("inspect", "job", posted["id"], "--dir", str(tmp_path))
+
+    assert shown["samples"] is None
+    assert "holds no hidden states of this job" in shown["samples_remark"]
 
 
 def test_the_logs_of_a_job_that_did_not_start_are_empty(aerie, named, tmp_path):

@@ -76,6 +76,39 @@ def test_the_report_has_the_figures_of_the_job_and_says_what_was_reused():
     assert (report["seconds"], report["prompts"], report["drafter"]["digest"]) == (61.2, 70, "d")
 
 
+def test_the_report_of_an_earlier_demo_is_kept_under_its_jobs_id_and_said(tmp_path, capsys):
+    place = tmp_path / "report.json"
+    place.write_text(json.dumps({"job_id": "job_1", "verdict": "pass"}))
+
+    demo.keep_earlier(place, "job_2")
+
+    assert json.loads((tmp_path / "report-job_1.json").read_text())["verdict"] == "pass"
+    assert not place.exists()
+    assert "aerie download job_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job_id": "../../etc"}', '{"job_id": 7}', '{"job_id": "job_2"}'])
+def test_a_report_that_is_no_other_jobs_is_simply_replaced(tmp_path, text):
+    place = tmp_path / "report.json"
+    place.write_text(text)
+
+    demo.keep_earlier(place, "job_2")
+
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_the_demo_ends_with_where_everything_is(tmp_path):
+    drafter = {"sglang_dir": "/d/sglang", "speculators_dir": "/d/speculators"}
+
+    said = list(demo.whereabouts(tmp_path / "report.json", {"drafter": drafter, "seconds": 61.2}))
+
+    assert said == [
+        "drafter /d/sglang (SGLang), /d/speculators (speculators, vLLM)",
+        "card    /d/card.md: what it is worth, and how to serve it",
+        f"report  {tmp_path / 'report.json'}, 1:01 in all",
+    ]
+
+
 def test_a_script_that_fails_ends_the_demo_with_its_name(tmp_path):
     (tmp_path / "verifier.py").write_text("raise SystemExit(7)")
 

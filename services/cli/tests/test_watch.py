@@ -62,7 +62,7 @@ def test_a_line_is_said_when_a_stage_starts_moves_or_ends():
 
     assert said == [
         "prepare   running     3 %  reading",
-        "prepare   running    55 %  -1:30  reading",
+        "prepare   running    55 %  1:30 left  reading",
         "prepare   succeeded 100 %  4.2 s",
     ]
 
@@ -233,7 +233,7 @@ def test_bars_show_every_stage_whole_on_a_terminal_of_any_width(width):
     assert "100 %" in prepare
     assert train.startswith("> train     ━━━")
     assert " 50 %" in train
-    assert "-1:02:05" in train
+    assert "1:02:05 left" in train
     assert len(train) <= width
     assert ("2 steps/s" in train) == (width >= 72)
 

@@ -7,10 +7,11 @@ its progress, its files. Everything that it measured lands in `report.json`.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from aerie_cli.output import Json, aside, command, document, people, plain
 from aerie_cli.report import duration, from_earlier_jobs, show_job
 from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
+from eagle3_core import strict_json
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.folders import cache_folder
 from eagle3_core.jobs.refusals import Unreachable
@@ -79,6 +81,7 @@ def demo(
         drafter = fetch(api, finished, home / "drafter") if finished["status"] == "succeeded" else None
     report = make_report(finished, drafter, time.monotonic() - started)
     place = home / "report.json"
+    keep_earlier(place, finished["id"])
     temporary = place.with_suffix(".new")
     temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     temporary.replace(place)
@@ -86,8 +89,29 @@ def demo(
         document(report)
     else:
         show_job(finished)
-        people().print(f"report {escape(str(place))}, {duration(report['seconds'])} in all", soft_wrap=True)
+        for line in whereabouts(place, report):
+            people().print(escape(line), soft_wrap=True)
     return status_of_job(finished)
+
+
+def keep_earlier(place: Path, job_id: str) -> None:
+    """Give the report of an earlier job its id as a name, and say so, where the new one is about to take its place."""
+    try:
+        earlier = strict_json.loads_object(place.read_bytes()).get("job_id")
+    except (OSError, ValueError):  # none there, or none that says whose it is
+        return
+    if isinstance(earlier, str) and earlier != job_id and re.fullmatch(r"job_\w+", earlier):
+        kept = place.with_name(f"report-{earlier}.json")
+        place.replace(kept)
+        _say(f"the earlier report is now {kept}; its drafter comes back by `aerie download {earlier}`")
+
+
+def whereabouts(place: Path, report: dict[str, Any]) -> Iterator[str]:
+    """Where everything that the demo made lies, a line each."""
+    if drafter := report["drafter"]:
+        yield f"drafter {drafter['sglang_dir']} (SGLang), {drafter['speculators_dir']} (speculators, vLLM)"
+        yield f"card    {Path(drafter['sglang_dir']).parent / 'card.md'}: what it is worth, and how to serve it"
+    yield f"report  {place}, {duration(report['seconds'])} in all"
 
 
 def checkout() -> Path:

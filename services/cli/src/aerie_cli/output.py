@@ -53,6 +53,11 @@ class Terminal(Console):
         raise BrokenPipeError
 
 
+def value_text(value: Any) -> str:
+    """A value of a document as people write it: text as it is, anything else as JSON and not as Python."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def people() -> Console:
     """Where people read results."""
     return Terminal(sys.stdout)

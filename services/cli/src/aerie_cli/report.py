@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aerie_cli.output import people, plain
+from eagle3_core.evaluate.gate import thresholds
+from eagle3_core.jobs.spec import Gate
 
 WIDE = 72
 """Columns from which on a list of jobs has room for everything."""
@@ -95,7 +97,8 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
     positions = ", ".join(_number(p) for p in job.get("acceptance_by_position") or [])
     lines = [
         f"mean over tasks {_number(length.get('macro'))}; accepted at position 1, 2, ...: {positions}",
-        f"lossless {'on every prompt' if job.get('lossless') else 'NOT on every prompt'}; looping answers "
+        f"lossless {'on every prompt' if job.get('lossless') else 'NOT on every prompt'}, near-ties "
+        f"{_share(job.get('near_tie_share'))}; looping answers "
         f"{_share(job.get('looping_share'))}; held-out 8-grams seen in training {_share(job.get('seen_ngram_share'))}",
     ]
     if speed := job.get("predicted_speedup"):
@@ -103,9 +106,17 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
             f"speed-up predicted (not measured) from costs on this {speed['device']}: {speed['factor']:.2f}x; a verify call "
             f"takes {speed['verify_chain_ms']:.0f} ms, one token {speed['verify_1_ms']:.0f} ms, a draft {speed['draft_ms']:.0f} ms"
         )
-    verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}")
+    verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}: {escape(_asked(job))}")
     why = [Text(f"  {reason}") for reason in job.get("reasons") or []]
     return Group(head, table, *map(Text, lines), verdict, *why)
+
+
+def _asked(job: dict[str, Any]) -> str:
+    """What the job's gate asked for."""
+    try:
+        return f"the gate asks for {thresholds(Gate.model_validate(job['spec']['evaluation']['gate']))}"
+    except (KeyError, TypeError, ValueError):  # of an API of another version
+        return "the gate's thresholds are not known here"
 
 
 def job_view(job: dict[str, Any], width: int = WIDE) -> RenderableType:

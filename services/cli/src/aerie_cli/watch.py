@@ -62,14 +62,14 @@ class Bars:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or aside()
         width = self._console.width
-        bar = 32 if width >= ROOMY else 12 if width >= WIDE else max(6, width - 34)
-        note = Column(no_wrap=True, overflow="ellipsis", max_width=max(1, width - bar - 38))
+        bar = 32 if width >= ROOMY else 12 if width >= WIDE else max(6, width - 37)
+        note = Column(no_wrap=True, overflow="ellipsis", max_width=max(1, width - bar - 41))
         columns: list[ProgressColumn] = [
             TextColumn("{task.fields[mark]} {task.description:<9}"),
             BarColumn(bar_width=bar),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[units]:>7}"),
-            TextColumn("{task.fields[clock]:>9}"),
+            TextColumn("{task.fields[clock]:>12}"),
             TextColumn("{task.fields[note]}", table_column=note),
         ]
         shown = columns if width >= WIDE else [*columns[:3], columns[4]]
@@ -157,7 +157,7 @@ def outlook(job: dict[str, Any]) -> str:
 def _clock(stage: dict[str, Any]) -> str:
     if stage["state"] == "running":
         left = stage.get("estimated_remaining_seconds")
-        return f"-{duration(left)}" if left is not None else ""
+        return f"{duration(left)} left" if left is not None else ""
     return duration(stage.get("seconds"))
 
 

@@ -6,11 +6,12 @@ accuracy does not appear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eagle3_core.drafter.config import DrafterConfig
+from eagle3_core.evaluate.gate import thresholds
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.verifier.contract import CaptureContract
 
@@ -29,6 +30,8 @@ class CardFacts:
     train: Mapping[str, Any]
     prepare: Mapping[str, Any]
     parameters: int
+    sglang_layers: Sequence[int]
+    """The captured layers as SGLang counts them for this verifier's class."""
 
 
 def write_card(facts: CardFacts) -> str:
@@ -45,7 +48,8 @@ def _head(facts: CardFacts) -> list[str]:
         f"An {'EAGLE-3.1' if facts.config.algorithm == 'eagle3.1' else 'EAGLE-3'} draft model "
         f"({facts.parameters / 1e6:.1f} M parameters) for `{contract.verifier_name}` (revision {contract.revision}). "
         f"Digest `{facts.digest[:16]}`. Verdict of its gate: **{facts.report['verdict']}**"
-        + (f" ({'; '.join(facts.report['reasons'])})." if facts.report["reasons"] else "."),
+        + (f" ({'; '.join(facts.report['reasons'])})." if facts.report["reasons"] else ".")
+        + f" The gate asked for: {thresholds(spec.evaluation.gate)}.",
         "",
     ]
 
@@ -81,7 +85,8 @@ def _figures(facts: CardFacts) -> list[str]:
     ]
     if speed:
         lines.append(
-            f"- Predicted speed-up at batch 1 on {speed['device']} with {speed['threads']} threads: {speed['factor']:.2f} "
+            f"- Predicted speed-up at batch 1 on {speed['device']} with {_count(speed['threads'], 'thread')}: "
+            f"{speed['factor']:.2f} "
             f"(below 1 under an acceptance length of {speed['break_even_acceptance_length']:.2f}). Measure on your own machine."
         )
     return [*lines, ""]
@@ -89,25 +94,44 @@ def _figures(facts: CardFacts) -> list[str]:
 
 def _serving(facts: CardFacts) -> list[str]:
     steps = facts.spec.evaluation.num_steps
+    ours, theirs = list(facts.config.aux_layers), list(facts.sglang_layers)
     return [
-        "## Serve it with SGLang",
+        "## Serve it",
+        "",
+        "In the folder of this card, with `VERIFIER` set to where the verifier lies:",
         "",
         "```bash",
+        f"VERIFIER=/path/to/{facts.contract.verifier_name}",
+        "",
+        "# SGLang",
         "python -m sglang.launch_server \\",
-        f"  --model-path {facts.spec.verifier.model.removeprefix('file://')} \\",
+        '  --model-path "$VERIFIER" \\',
         "  --speculative-algorithm EAGLE3 \\",
         "  --speculative-draft-model-path ./sglang \\",
         f"  --speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {steps + 1}",
+        "",
+        "# vLLM",
+        'vllm serve "$VERIFIER" \\',
+        "  --speculative-config "
+        f"""'{{"model": "./speculators", "method": "eagle3", "num_speculative_tokens": {steps}}}'""",
         "```",
         "",
-        "The algorithm must be `EAGLE3`: with `EAGLE` the server starts and accepts nothing. `sglang/` is written for the "
-        "layer numbering of this verifier's model class. The server's own `spec_accept_length` counts the free first "
-        "token; compare (tokens - 1) / verify calls.",
+        "SGLang's algorithm must be `EAGLE3`: with `EAGLE` the server starts and accepts nothing. Its own "
+        "`spec_accept_length` counts the free first token; compare (tokens - 1) / verify calls.",
+        "",
+        f"Layers: the drafter reads the inputs of layers {ours} (`hidden_states[i]` of transformers), and "
+        f"`speculators/config.json` says so. `sglang/config.json` says {theirs}, which are the same states as SGLang "
+        "counts them for this verifier's model class.",
         "",
         "`speculators/` is the same drafter for that library and for vLLM. It refers to the verifier by the path it was "
-        "trained with: after moving either, set `speculators_config.verifier.name_or_path` in its `config.json`.",
+        "trained with: the command above goes past it; for others, set `speculators_config.verifier.name_or_path` in its "
+        "`config.json` after moving either.",
         "",
     ]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _making(facts: CardFacts) -> list[str]:
@@ -116,12 +140,13 @@ def _making(facts: CardFacts) -> list[str]:
     total = sum(tasks.values()) or 1
     shares = ", ".join(f"{name} {count / total:.0%}" for name, count in sorted(tasks.items()))
     answers = "the verifier's own greedy answers" if spec.data.regenerate.enabled else "the answers of the data sets"
+    clamped = f" ({vocab['requested']} were asked for, the data holds no more)" if vocab["clamped"] else ""
     validation = f", {train['val_loss']:.4f} on held-out samples" if train.get("val_loss") is not None else ""
     return [
         "## How it was made",
         "",
         f"- Text: {train['samples']} samples with {answers}" + (f" ({shares})." if shares else "."),
-        f"- Draft vocabulary: {vocab['draft_vocab_size']} of {facts.config.vocab_size} tokens; they cover "
+        f"- Draft vocabulary: {vocab['draft_vocab_size']} of {facts.config.vocab_size} tokens{clamped}; they cover "
         f"{vocab['coverage']:.1%} of the answers' tokens ({str(vocab['coverage_on']).replace('_', ' ')} samples).",
         f"- States: inputs of layers {list(facts.config.aux_layers)}, stored in {facts.contract.stored_dtype}, captured by "
         f"{facts.contract.engine} {facts.contract.engine_version} ({facts.contract.capture_pass} pass).",

@@ -11,6 +11,17 @@ from typing import Any, Literal
 from eagle3_core.jobs.spec import Gate
 
 
+def thresholds(gate: Gate) -> str:
+    """What `gate` asks for, as one sentence without its dot."""
+    least = [("mean", gate.min_mean), ("mean over tasks", gate.min_macro), ("every task", gate.min_task)]
+    asked = [f"interval above {gate.min_ci_low:g}", *(f"{name} at least {x:g}" for name, x in least if x is not None)]
+    if gate.require_lossless:
+        asked.append("lossless")
+    if gate.max_looping_share is not None:
+        asked.append(f"at most {gate.max_looping_share:.0%} looping")
+    return ", ".join(asked)
+
+
 def decide(report: Mapping[str, Any], gate: Gate) -> tuple[Literal["pass", "fail"], list[str]]:
     """The verdict on `report` (see `evaluate.report.combine`), and what it failed on."""
     length: Mapping[str, Any] = report["acceptance_length"]

@@ -60,7 +60,7 @@ STAGES: dict[StageName, Stage] = {
                      "training": ("keep_checkpoints", "checkpoint_every_steps", "num_workers")}),
         Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 4, fans_out=True,
               drops={"evaluation": ("prompts", "gate")}),
-        Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 2, names=True),
+        Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 3, names=True),
     )
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ def package(ctx: StageContext) -> Commit:
     facts = CardFacts(
         spec=ctx.spec, config=drafter.config, contract=contract, digest=ctx.result("train")["digest"], report=report,
         vocab=ctx.result("vocab"), train=ctx.result("train"), prepare=ctx.assignment.results.get("prepare", {}),
-        parameters=sum(w.numel() for w in drafter.weights.values()),
+        parameters=sum(w.numel() for w in drafter.weights.values()), sglang_layers=_sglang_layers(drafter.config, dtype),
     )  # fmt: skip
     return _commit(ctx, facts, sglang, speculators)
 
@@ -71,6 +71,11 @@ def _drafter(ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Draf
     return drafter
 
 
+def _sglang_layers(config: DrafterConfig, dtype: torch.dtype) -> list[int]:
+    """The captured layers as the exported config names them."""
+    return list(sglang_config(config, dtype)["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+
+
 def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path) -> Commit:
     ctx.begin("storing them", PARTS)
     writer = ctx.writer()
@@ -86,9 +91,7 @@ def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path
         "dtype": ctx.spec.verifier.dtype,
         "sglang": {
             "architecture": "LlamaForCausalLMEagle3",
-            "layer_ids": sglang_config(facts.config, DTYPES[ctx.spec.verifier.dtype])["eagle_config"][
-                "eagle_aux_hidden_state_layer_ids"
-            ],
+            "layer_ids": list(facts.sglang_layers),
             "num_steps": ctx.spec.evaluation.num_steps,
             "algorithm": "EAGLE3",
         },

@@ -238,8 +238,7 @@ class Trainer:
     def _tell(self, done: int, supervised: int) -> None:
         if (rates := self._clock.tick(supervised)) is not None:
             steps_per_s, tokens_per_s = rates
-            left = (self.total_steps - done) / steps_per_s
-            note = f"{tokens_per_s:.0f} supervised tokens/s, {left:.0f} s left"
+            note = f"{tokens_per_s:.0f} supervised tokens/s"
             self._ctx.progress(done, self.total_steps, "steps", rate=steps_per_s, note=note)
             self._rates = rates
 

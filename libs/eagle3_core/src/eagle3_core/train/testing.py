@@ -39,7 +39,13 @@ class RandomStates:
         self.inputs: dict[Any, list[ManifestRef]] = {"extract": [self._states(masks)], "vocab": [self._vocab()]}
         self.results: dict[Any, dict[str, Any]] = {
             "prepare": {"tasks": {"words": 3, "numbers": 1}},
-            "vocab": {"draft_vocab_size": 64, "coverage": 0.9, "coverage_on": "held_out"},
+            "vocab": {
+                "draft_vocab_size": 64,
+                "requested": 64,
+                "clamped": False,
+                "coverage": 0.9,
+                "coverage_on": "held_out",
+            },
         }
 
     def writer(self, stage: Any) -> UnitWriter:

@@ -59,7 +59,7 @@ class JobRepository:
 
     def _found(self, job: Job | None, job_id: str) -> Job:
         if job is None:
-            raise JobMissing(f"no job {job_id!r}", remedy="GET /jobs lists the jobs")
+            raise JobMissing(f"no job {job_id!r}", remedy="`aerie status` and GET /jobs list the jobs")
         return job
 
     @staticmethod

@@ -38,7 +38,7 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
         return f"{first.stage} unit {first.index} is tried again after a pause"
     if jobs_ahead:
         return f"{jobs_ahead} job{'s' * (jobs_ahead > 1)} of this tenant first"
-    return "waiting for a worker to become free"
+    return "every worker that could take it is busy"
 
 
 def _nobody(unit: Unit, fleet: Fleet) -> str:

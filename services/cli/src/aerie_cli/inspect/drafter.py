@@ -13,7 +13,7 @@ from rich.text import Text
 
 from aerie_cli.exits import FAILED, OK
 from aerie_cli.inspect.package import NoConfig, contract_faults, describe, differences, read_json
-from aerie_cli.output import Json, command, document, people, plain
+from aerie_cli.output import Json, command, document, people, plain, value_text
 from eagle3_core.errors import InvalidRequest
 from eagle3_core.verifier.contract import CaptureContract
 
@@ -41,7 +41,7 @@ def drafter(folder: Folder, as_json: Json = False) -> int:
     if contract:
         table = Table(title="capture contract", title_justify="left", box=None, pad_edge=False, show_header=False)
         for name, value in plain(contract).items():
-            table.add_row(escape(name), escape(str(value)))
+            table.add_row(escape(name), escape(value_text(value)))
         people().print(table)
     return FAILED if faults else OK
 
@@ -83,13 +83,13 @@ def _print(package: dict[str, Any]) -> None:
     console.print(f"[bold]{escape(package['folder'])}[/], {package['parameters']:,} parameters", soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in package["config"].items():
-        table.add_row(name, escape(str(value)))
+        table.add_row(name, escape(value_text(value)))
     console.print(table)
     table = Table(box=None, pad_edge=False)
     for name in ("tensor", "dtype", "shape"):
         table.add_column(name)
     for name, tensor in package["tensors"].items():
-        table.add_row(escape(name), tensor["dtype"], escape(str(tensor["shape"])))
+        table.add_row(escape(name), tensor["dtype"], escape(value_text(tensor["shape"])))
     console.print(table)
     for fault in package["faults"]:
         console.print(Text(f"wrong: {fault}", style="red"), soft_wrap=True)

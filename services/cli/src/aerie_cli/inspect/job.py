@@ -1,27 +1,46 @@
-"""`aerie inspect job`: everything the API knows of a job, on one page."""
+"""`aerie inspect job`: everything the API knows of a job, on one page, and what its drafter is trained on, in words.
+
+The words come from the job's hidden states, where their store is a folder that this command can read: in the house's own
+`objects`. They are read as `aerie inspect shard` reads them, so a wrong mask or a wrong template shows here already.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
+from aerie_cli.inspect.shard import Samples, Verifier, describe, find, find_tokenizer, print_samples
 from aerie_cli.output import Json, command, document, people, plain
 from aerie_cli.report import clock, coloured, duration, show_job
 from aerie_cli.watch import JobId
+from eagle3_core.errors import AerieError
 
 
 @command
-def job(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
-    """Show a job's stages, attempts, events and files."""
+def job(
+    job: JobId,
+    samples: Samples = 2,
+    verifier: Verifier = None,
+    url: Url = None,
+    folder: Dir = DEFAULT_DIR,
+    as_json: Json = False,
+) -> int:
+    """Show a job's stages, attempts, events and files, and decoded samples with what of them is supervised."""
     with Api.found(url, folder) as api:
         shown = api.get(job_path(job))
         attempts = api.get(job_path(job, "attempts"), "list")["data"]
         events = api.all(job_path(job, "events"), limit=1000)
         artifacts = api.get(job_path(job, "artifacts"), "list")["data"]
+    first, remark = in_words(shown, folder / "objects", samples, verifier)
     if as_json:
-        document({"job": shown, "attempts": attempts, "events": events, "artifacts": artifacts})
+        told: dict[str, Any] = {"job": shown, "attempts": attempts, "events": events, "artifacts": artifacts}
+        document({**told, "samples": first, "samples_remark": remark})
         return 0
     console = people()
     show_job(shown)
@@ -40,4 +59,31 @@ def job(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = 
         console.print(Text(f"{clock(event['created_at'])} {event['message']}", style=style), soft_wrap=True)
     for file in plain(artifacts):
         console.print(Text(f"{file['size']:>12,}  {file['blake3'][:16]}  {file['name']}"), soft_wrap=True)
+    print_samples(plain(first or []))
+    if remark:
+        console.print(Text(plain(remark), style="yellow"), soft_wrap=True)
     return 0
+
+
+def in_words(
+    job: dict[str, Any], objects: Path, samples: int, verifier: Path | None
+) -> tuple[list[dict[str, Any]] | None, str]:
+    """The first `samples` of what `job` trains on, decoded, and what is to be said of them; null where none are at hand."""
+    manifest = next(manifests(job, objects), None)
+    if manifest is None:
+        return None, f"no samples to show: {objects} holds no hidden states of this job"
+    model = Path(str(job["spec"]["verifier"]["model"]).removeprefix("file://"))
+    try:
+        found = find(manifest)[0]
+        tokenizer, warning = find_tokenizer(found.contract, manifest, verifier or model, None, objects.parent)
+        return describe(found, tokenizer, samples)["first"], warning
+    except AerieError as error:
+        return None, f"no samples to show: {error.detail}"
+
+
+def manifests(job: dict[str, Any], objects: Path) -> Iterator[Path]:
+    """Manifests of the hidden states that `job` reads, its own before those taken over, each job's newest of a unit first."""
+    extract = next((stage for stage in job["stages"] if stage["name"] == "extract"), {})
+    for whose in dict.fromkeys([job["id"], *(extract.get("reused_from") or [])]):
+        for unit in sorted(objects.glob(f"*/extract/{whose}/*")):
+            yield from sorted(unit.glob("*-manifest.json"), reverse=True)

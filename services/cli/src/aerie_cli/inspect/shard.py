@@ -7,7 +7,7 @@ and the capture contract.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.exits import FAILED, OK
 from aerie_cli.inspect.tensors import NotTensors, Tensors
-from aerie_cli.output import Json, aside, command, document, people, plain
+from aerie_cli.output import Json, aside, command, document, people, plain, value_text
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.objects.manifest import FileEntry, Manifest, damage
 from eagle3_core.objects.protocol import ObjectDamaged
@@ -88,7 +88,7 @@ def shard(
     if stated is not None:
         table = Table(title="capture contract", title_justify="left", box=None, pad_edge=False, show_header=False)
         for name, value in plain(stated).items():
-            table.add_row(name, escape(str(value)))
+            table.add_row(name, escape(value_text(value)))
         people().print(table)
     return FAILED if bad else OK
 
@@ -266,10 +266,16 @@ def _print(fact: dict[str, Any]) -> None:
         f"{fact['final_states']} final states kept, {fact['bytes']:,} bytes, codec {escape(fact['codec'])}"
     )
     for name, state in fact["states"].items():
-        console.print(f"  {escape(name)} {state['dtype']} {escape(str(state['shape']))}")
+        console.print(f"  {escape(name)} {state['dtype']} {escape(value_text(state['shape']))}")
     bad = fact["not_finite"]
     console.print(f"[red]{bad} elements are NaN or infinite[/]" if bad else "[green]all states are finite[/]")
-    for sample in fact["first"]:
+    print_samples(fact["first"])
+
+
+def print_samples(samples: Sequence[dict[str, Any]]) -> None:
+    """Show samples in words, what is supervised of them in green."""
+    console = people()
+    for sample in samples:
         counts = f"{sample['tokens']} tokens, {sample['supervised_tokens']} supervised"
         console.print(Text(f"--- {sample['id']} ({sample['task']}): {counts}"))
         text = Text()

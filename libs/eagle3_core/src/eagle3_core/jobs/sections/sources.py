@@ -13,7 +13,8 @@ class VerifierSpec(Section):
     """The large model whose tokens are drafted."""
 
     model: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Folder of a Hugging Face checkpoint (config, tokenizer with chat template, safetensors), absolute or `file:` URI."""
+    """Folder of a Hugging Face checkpoint (config, tokenizer with chat template, safetensors), under a root that the
+    operator lists: an absolute path or `file:` URI. In a document that the command reads also relative to that document."""
 
     revision: Annotated[str, Field(max_length=256)] = "local"
     """Revision of the checkpoint; part of the capture contract."""
@@ -32,7 +33,8 @@ class DatasetSpec(Section):
     """One source of prompts or conversations."""
 
     uri: Annotated[str, Field(min_length=1, max_length=4096)]
-    """`file:` URI or path of a JSONL file, under a root that the operator lists."""
+    """JSONL file under a root that the operator lists: an absolute path or `file:` URI. In a document that the command
+    reads also relative to that document."""
 
     format: Literal["auto", "messages", "sharegpt", "alpaca", "prompts"] = "auto"
     """Shape of a line; `auto` decides by the first line's fields."""
