@@ -24,6 +24,7 @@ from eagle3_core.drafter.flat import FlatWeights
 from eagle3_core.drafter.losses import LossName, Objective
 from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import batch_loss
+from eagle3_core.drafter.testing import MemorySamples
 from eagle3_core.train.optim import FlatAdamW, clipped
 from eagle3_core.train.prefetch import tensors_of
 
@@ -93,8 +94,8 @@ class Speculators:
             f"speculators ({attention}{', forward not compiled' if device.type == 'cuda' and not _compiles() else ''})"
         )
         self._cuda = device.type == "cuda"
-        self._module = _their_module(work, device, attention)
-        self._batch = {name: tensor.to(device) for name, tensor in _their_batch(work).items()}
+        self._module = peer_module(work, device, attention)
+        self._batch = {name: tensor.to(device) for name, tensor in peer_batch(work.samples).items()}
         self._loss = resolve_loss_config("kl_div", "fused" if self._cuda else "eager")
         trained = [p for p in self._module.parameters() if p.requires_grad]
         self._adam = torch.optim.AdamW(trained, lr=RATE, fused=True) if self._cuda else None
@@ -134,7 +135,7 @@ def _uncompiled() -> None:
     attention.flex_attention = torch.compile(flex_attention)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _their_module(work: Work, device: torch.device, attention: str) -> Any:
+def peer_module(work: Work, device: torch.device, attention: str) -> Any:
     """That library's module with the work's weights."""
     drafter = work.drafter
     with warnings.catch_warnings(), torch.device(device):
@@ -154,14 +155,14 @@ def _their_module(work: Work, device: torch.device, attention: str) -> Any:
     return module
 
 
-def _their_batch(work: Work) -> dict[str, Tensor]:
-    """The work's one sample, shifted by that library's own function and filled up to T with a token of no document.
+def peer_batch(samples: MemorySamples) -> dict[str, Tensor]:
+    """The one sample of `samples`, shifted by that library's own function and filled up to T with a token of no document.
 
     Its collator fills batches up too; its flex attention fails on a length that is no multiple of a block.
     """
     from speculators.models.eagle3.data import shift_batch
 
-    (sample,) = work.samples.samples
+    (sample,) = samples.samples
     length, device = len(sample.input_ids), sample.aux.device
     final = torch.zeros(length, sample.final.shape[1], dtype=sample.final.dtype, device=device)
     final[sample.final_index.long().to(device)] = sample.final
