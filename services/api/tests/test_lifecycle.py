@@ -324,3 +324,41 @@ def test_results_that_say_too_little_fail_the_job_by_name(make_api):
     failed = api.job(job["id"])
     assert (failed["status"], failed["reason"]["code"]) == ("failed", "stage.result")
     assert "samples" in failed["reason"]["detail"]
+
+
+def test_a_job_shows_the_furthest_value_of_every_curve_of_its_stages(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    loss = [{"name": "loss", "value": 3.0 - i, "step": i} for i in range(3)]
+    worker.beat(unit, metrics=[*loss, {"name": "tokens_per_s", "value": 250.0, "step": 1}])
+    worker.beat(unit, metrics=[{"name": "loss", "value": 2.25, "step": 1}])  # a resumed attempt measures again
+
+    shown = api.stage(job["id"], "train")["metrics"]
+
+    assert shown == [{"name": "loss", "step": 2, "value": 1.0}, {"name": "tokens_per_s", "step": 1, "value": 250.0}]
+    assert api.stage(job["id"], "prepare")["metrics"] == []
+    (listed,) = api.http.get("/jobs").json()["data"]
+    assert {stage["metrics"] for stage in listed["stages"]} == {None}
+
+
+def test_of_units_that_came_as_far_the_newest_value_stands_for_the_curve(make_api):
+    api = make_api()
+    job = api.post()
+    worker, first = api.reach("generate")
+    second = worker.take()
+    for unit, value in ((second, 5.0), (first, 7.0)):
+        worker.beat(unit, metrics=[{"name": "tokens_per_s", "value": value, "step": 4}])
+        api.clock.now += 1
+
+    assert api.stage(job["id"], "generate")["metrics"] == [{"name": "tokens_per_s", "step": 4, "value": 7.0}]
+
+
+def test_a_change_of_a_curve_changes_the_jobs_tag(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    place = f"/jobs/{job['id']}"
+    tag = api.http.get(place).headers["ETag"]
+
+    worker.beat(unit, metrics=[{"name": "loss", "value": 1.0, "step": 1}])
+
+    assert api.http.get(place, headers={"If-None-Match": tag}).status_code == 200
