@@ -17,16 +17,21 @@ from eagle3_core.errors import AerieError
 from eagle3_core.objects.location import store_at
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Do what was asked; the process's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m aerie_api", description="The API, configured by AERIE_*.")
-    commands = parser.add_subparsers(dest="command")
+def parser() -> argparse.ArgumentParser:
+    """What the program takes."""
+    made = argparse.ArgumentParser(prog="python -m aerie_api", description="The API, configured by AERIE_*.")
+    commands = made.add_subparsers(dest="command")
     saving = commands.add_parser("backup", help="save database and store; the API may go on serving")
     saving.add_argument("url", help="store to save to: file:///folder or s3://bucket/prefix?...")
     bringing = commands.add_parser("restore", help="bring a backup into an empty database and its store")
     bringing.add_argument("url", help="store that was saved to")
     bringing.add_argument("--id", default=None, help="which backup; default: the newest")
-    asked = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what was asked; the process's exit status."""
+    asked = parser().parse_args(arguments)
     try:
         if asked.command == "backup":
             return _back_up(asked.url)
