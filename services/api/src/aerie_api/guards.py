@@ -15,6 +15,8 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,11 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie_api.auth import CALLER, Caller
 from aerie_api.engines import unavailable, worth_repeating
+from aerie_api.metrics import observe_request
 from aerie_api.problems import problem_response, unforeseen
 from aerie_api.settings import Settings
 from aerie_api.tenants.gate import Gate, TooManyRequests
 from eagle3_core.addresses import is_loopback
 from eagle3_core.errors import AerieError
+from eagle3_core.telemetry import logs, traces
 
 logger = logging.getLogger("aerie_api.access")
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,6 +40,7 @@ _WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 WORKER_PREFIX = "/internal/"
 OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """What anybody may ask."""
+UNTRACED = frozenset({"/healthz", "/readyz", "/internal/v1/claim", "/internal/v1/stops"})
 MAX_ATTEMPTS = 5
 """Runs of one request whose transaction keeps losing against others."""
 
@@ -96,6 +101,19 @@ class Guards:
         request_id = given if _SANE_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         scope["aerie_request_id"] = request_id
         answer = _Answer(scope, send, request_id)
+        with logs.about(request_id=request_id), _traced(scope, headers) as span:
+            try:
+                await self._guarded(scope, headers, receive, answer)
+            finally:
+                answer.log()
+                if answer.route is not None:
+                    span.rename(f"{scope['method']} {answer.route}")
+                span.set(request_id=request_id, status=answer.status)
+        return None
+
+    async def _guarded(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        """Have the request answered, also when something is wrong with it."""
+        request_id = scope["aerie_request_id"]
         try:
             self._check_origin(scope, headers)
             _check_text(scope)
@@ -111,8 +129,6 @@ class Guards:
             if answer.status:  # too late to say it: break the answer off, so that it is not taken for whole
                 raise
             await response(scope, receive, answer.send)
-        finally:
-            answer.log()
 
     async def _admit(self, scope: Scope, headers: Headers, answer: _Answer) -> None:
         """Find out who asks; workers show their tokens to the routes themselves."""
@@ -141,11 +157,13 @@ class Guards:
         """Have the request answered; again if its transaction was ended in favour of another one, which undid it whole."""
         CALLER.set(scope.get("aerie_caller"))
         for attempt in itertools.count(1):
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)
+            answer.inner = inner
             try:
                 if scope["method"] == "HEAD":
                     head = _Head(answer.send)
-                    return await self._app({**scope, "method": "GET"}, head.receive, head.send)
-                return await self._app(dict(scope), _replay(body, receive), answer.send)
+                    return await self._app(inner, head.receive, head.send)
+                return await self._app(inner, _replay(body, receive), answer.send)
             except SQLAlchemyError as error:
                 if answer.status:
                     raise
@@ -264,6 +282,13 @@ class _Answer:
         self.status = 0
         self.extra: dict[str, str] = {}
         """Headers that the answer gets besides its own."""
+        self.inner: Scope = {}
+        """What the application was given; the router writes into it which route it found."""
+
+    @property
+    def route(self) -> str | None:
+        """The template of the route that answered, of a closed set."""
+        return getattr(self.inner.get("route"), "path", None)
 
     async def send(self, message: Message) -> None:
         """Pass a message on."""
@@ -278,12 +303,25 @@ class _Answer:
 
     def log(self) -> None:
         """One line a request. Path and method are escaped: a client cannot write lines of its own."""
-        elapsed_ms = (time.monotonic() - self._started) * 1e3
+        elapsed_s = time.monotonic() - self._started
         path = self._scope["path"].encode("unicode_escape").decode()[:512]
         method = self._scope["method"].encode("unicode_escape").decode()[:16]
         caller: Caller | None = self._scope.get("aerie_caller")
-        who = f"{caller.tenant}/{caller.key_id or 'local'}" if caller is not None else "-"
-        logger.info("%s %s %d %.1f ms %s %s", method, path, self.status, elapsed_ms, self._request_id, who)
+        observe_request(self._scope["method"], self.route, self.status, elapsed_s)
+        said: dict[str, object] = {"method": method, "path": path, "status": self.status, "ms": round(elapsed_s * 1e3, 1)}
+        if caller is not None:
+            said |= {"tenant": caller.tenant, "key": caller.key_id or "local"}
+        logger.info("%s %s %d", method, path, self.status, extra=said)
+
+
+@contextmanager
+def _traced(scope: Scope, headers: Headers) -> Generator[traces.Span]:
+    """A span around a request, but for those that only wait or only ask whether we live."""
+    if scope["path"] in UNTRACED:
+        yield traces.Span(None)
+        return
+    with traces.span(scope["method"][:16], headers.get("traceparent"), "server") as span:
+        yield span
 
 
 def _authority(origin: str) -> str:

@@ -108,6 +108,7 @@ class House:
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
+        self.clock = parts.clock
         self.bells: dict[Topic, Bell] = {"work": Bell(), "news": Bell(), "stops": Bell()}
         self.work, self.news, self.stops = self.bells["work"], self.bells["news"], self.bells["stops"]
         self.ringer: Ringer | None = None

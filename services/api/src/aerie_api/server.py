@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -24,8 +25,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from aerie_api.app import create_app
 from aerie_api.house import House, Parts
+from aerie_api.metrics import registry_of
 from aerie_api.settings import Settings, TlsIncomplete
 from eagle3_core.errors import AerieError
+from eagle3_core.telemetry import logs, traces
+from eagle3_core.telemetry.scrape import Scrapable
 
 GRACE_S = 10
 logger = logging.getLogger("aerie_api")
@@ -152,16 +156,31 @@ def opened(settings: Settings) -> House:
         ) from error
 
 
+@contextmanager
+def metrics_of(house: House) -> Generator[None]:
+    """Serve the metrics of `house` during the block, if its settings name a port. Raises MetricsAddress."""
+    if not house.settings.metrics_port:
+        yield
+        return
+    with closing(Scrapable(registry_of(house), house.settings.metrics_host, house.settings.metrics_port)) as scrapable:
+        logger.info("metrics at %s", scrapable.url)
+        yield
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises PortTaken, DatabaseInUse, WeakToken, PlaceUnusable, TlsIncomplete, StartFailed.
+    Raises PortTaken, MetricsAddress, DatabaseInUse, WeakToken, PlaceUnusable, TlsIncomplete, StartFailed.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
+    logs.configure()
+    traces.configure("aerie-api")
     for sig in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises what it caught again, once it has stopped
         signal.signal(sig, lambda *_: sys.exit(0))
     with closing(listen(settings)) as listening:
-        server = Server(opened(settings), listening)
-        server.run(sockets=[listening])
+        house = opened(settings)
+        server = Server(house, listening)
+        with metrics_of(house):
+            server.run(sockets=[listening])
+        traces.close()
         if not server.started:
             raise StartFailed("the API did not start", remedy="the log above says why")

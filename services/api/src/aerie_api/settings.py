@@ -77,6 +77,12 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """More names (separated by `,`) that the Host header may carry, for instance of a proxy."""
 
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the metrics for Prometheus, at `/metrics`; 0 = none."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics. They ask for no key: another one must be reachable by Prometheus only."""
+
     run_dir: Path = Path(".aerie/run")
     """Folder of what describes the running process: `server.json`, the worker token."""
 

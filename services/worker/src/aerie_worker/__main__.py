@@ -14,9 +14,11 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from aerie_worker import metrics
 from aerie_worker.children import Inbox, stage_child
 from aerie_worker.claim import Control
 from aerie_worker.doorbells import Doorbell
@@ -26,6 +28,8 @@ from aerie_worker.worker import Worker
 from eagle3_core.addresses import require_encrypted
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.rings import PREFIX
+from eagle3_core.telemetry import logs, traces
+from eagle3_core.telemetry.scrape import Scrapable, port_of
 
 QUEUES = ("prep", "extract", "train", "evaluate")
 
@@ -106,10 +110,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@contextmanager
+def metrics_at(environment: Mapping[str, str]) -> Generator[None]:
+    """Serve this worker's metrics during the block, if AERIE_WORKER_METRICS_PORT names a port. Raises MetricsAddress."""
+    port = port_of(environment, "AERIE_WORKER_METRICS_PORT")
+    if not port:
+        yield
+        return
+    with closing(Scrapable(metrics.REGISTRY, environment.get("AERIE_METRICS_HOST") or "127.0.0.1", port)):
+        yield
+
+
 def main(arguments: list[str], environment: dict[str, str], child: Callable[[bool], list[str]] = stage_child) -> int:
     """Run a worker; its exit status. `child(preload)` is the command line of its child."""
     options = parse(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure()
+    traces.configure("aerie-worker", environment)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         if not environment.get("AERIE_STORE"):
@@ -128,10 +144,13 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
         executor = Local(scratch, environment, inbox, lambda: child(not options.no_preload))
         worker = Worker(control, doorbell(control, options.worker_id, queues, environment), executor, inbox)
         worker.install()
-        return worker.run()
+        with metrics_at(environment):
+            return worker.run()
     except AerieError as error:
         logging.getLogger("aerie.worker").error("%s", error.text())
         return 1
+    finally:
+        traces.close()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from eagle3_core.jobs.wire import (
     Stops,
     StopsAnswer,
 )
+from eagle3_core.telemetry import traces
 
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
@@ -149,6 +150,8 @@ class Control:
 
     def _post(self, route: str, body: dict[str, Any], token: str, timeout_s: float = TIMEOUT_S) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"}
+        if (parent := traces.current()) is not None:
+            headers["traceparent"] = parent
         try:
             response = self._http.post(route, json=body, headers=headers, timeout=timeout_s)
         except httpx.TransportError as error:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from aerie_worker.claim import Control, Refused, pauses
@@ -97,7 +98,7 @@ class Pulse:
         self._news = News()
         self._changed = threading.Condition()
         self._stopped = False
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._beat,), name="pulse", daemon=True)
 
     def start(self) -> None:
         """Begin to beat."""

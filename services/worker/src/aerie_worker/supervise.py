@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty
 
+from aerie_worker import metrics
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
 from aerie_worker.claim import Control, Refused, insist
 from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse
@@ -25,6 +26,7 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, Preempted, Unreachable
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Commit, Failure, LogLine
+from eagle3_core.telemetry import logs, traces
 
 EX_TEMPFAIL = 75
 GRACE_S = 25.0
@@ -33,6 +35,7 @@ TAINTING = ("unit.crashed", "unit.out_of_memory", "unit.preempted")
 """Failures after which the child gets no further unit: its memory is not to be trusted, or it is about to end."""
 
 log = logging.getLogger("aerie.worker")
+child_log = logging.getLogger("aerie.child")
 
 
 class ChildDied(AerieError):
@@ -66,15 +69,21 @@ class Attempt:
         self._unit = assignment
         self._inbox = inbox
         self._grace_s = grace_s
-        self._pulse = Pulse(control, assignment, lambda event: inbox.put((None, event)))
         self._why: Cause | None = None
         self._kill_at = float("inf")
         self._last_words: deque[str] = deque(maxlen=LAST_LINES)
 
     def run(self, pause: Callable[[float], bool]) -> None:
         """Run the unit and report its end. `pause(seconds)` waits between tries to report, and says when to give up."""
+        unit = self._unit
+        about = {"job": unit.job_id, "stage": unit.stage, "unit": unit.unit.index, "attempt": unit.attempt}
+        with logs.about(tenant=unit.tenant, **about), traces.span(f"unit {unit.stage}", unit.traceparent, **about) as span:
+            self._pulse = Pulse(self._control, unit, lambda event: self._inbox.put((None, event)))
+            self._run(pause, span)
+
+    def _run(self, pause: Callable[[float], bool], span: traces.Span) -> None:
         started = time.monotonic()
-        self._child.give(self._unit)
+        self._child.give(self._unit.model_copy(update={"traceparent": traces.current()}))
         self._pulse.start()
         try:
             end = self._watch()
@@ -82,11 +91,16 @@ class Attempt:
             untold = self._pulse.stop()
         if end is None:
             log.warning("%s: lease lost, everything it made is dropped", self._name)
-            return
+            span.fail("lease lost")
+            return metrics.unit_ended(self._unit.stage, "lease_lost", time.monotonic() - started)
         end.logs[:0] = untold.logs
         if isinstance(end, Commit):
             end.metrics[:0] = untold.metrics
-        self._report(end, pause, time.monotonic() - started)
+        if isinstance(end, Failure):
+            span.fail(f"{end.cause.value}: {end.problem.get('code')}")
+        self._report(end, pause, seconds := time.monotonic() - started)
+        outcome = "committed" if isinstance(end, Commit) else end.cause.value
+        return metrics.unit_ended(self._unit.stage, outcome, seconds)
 
     @property
     def _name(self) -> str:
@@ -112,6 +126,7 @@ class Attempt:
                     if (end := self._heard(event)) is not None:
                         return end
                 case StderrLine():
+                    child_log.info("%s", event.text)
                     self._last_words.append(event.text)
                     self._pulse.line(LogLine(at=time.time(), text=event.text))
                 case LeaseGone():
@@ -133,10 +148,12 @@ class Attempt:
         """Pass on news; return the end of the unit if the message is it."""
         if message.progress is not None:
             self._pulse.progress(message.progress)
+            metrics.progressed(self._unit.stage, message.progress)
         if message.metric is not None:
             self._pulse.metric(message.metric)
         if message.log is not None:
             self._pulse.line(message.log)
+            child_log.log(logging.getLevelNamesMapping()[message.log.level.upper()], "%s", message.log.text)
         if self._why is Cause.CANCELLED:
             return None  # whatever it says now, its end counts
         if message.failure is not None and self._why is Cause.PREEMPTED:

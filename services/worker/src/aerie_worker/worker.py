@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator
 from types import FrameType
 
+from aerie_worker import metrics
 from aerie_worker.children import Inbox
 from aerie_worker.claim import Control, pauses
 from aerie_worker.doorbells import Doorbell
@@ -74,6 +75,7 @@ class Worker:
                 if not away:
                     log.warning("the API is away, asking again until it is back: %s", error.detail)
                 away = True
+                metrics.AWAY.set(1)
                 self._pause(next(waits))
                 continue
             except WorkerSetAside as error:
@@ -88,6 +90,7 @@ class Worker:
             if away:
                 log.info("the API is back")
             away, waits = False, pauses()
+            metrics.AWAY.set(0)
             if assignment is not None:
                 attempt = Attempt(self._control, self._executor.child_for(assignment), assignment, self._inbox)
                 attempt.run(self._pause_to_report)

@@ -79,6 +79,8 @@ class Assignment(Message):
     results: dict[StageName, dict[str, Any]]
     """Reduced results of the finished stages."""
     lease_s: float
+    traceparent: str | None = None
+    """The span (W3C trace context) that what runs this belongs under; None where nothing is traced."""
 
 
 class Progress(Message):

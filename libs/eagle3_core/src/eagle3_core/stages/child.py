@@ -7,7 +7,8 @@ unit to unit because its verifier is slow to load, and dies with its worker, so 
     stdout   one `ChildMessage` a line, on a private copy of the descriptor: what libraries print goes to stderr
     SIGTERM  the running stage saves and stops (cause `preempted`), then exit 75 (EX_TEMPFAIL)
 
-Environment: AERIE_STORE (object store URL), AERIE_FILE_ROOTS (folders, separated by `:`), AERIE_SCRATCH (temporary files).
+Environment: AERIE_STORE (object store URL), AERIE_FILE_ROOTS (folders, separated by `:`), AERIE_SCRATCH (temporary files), OTEL_* (where
+spans go, see `telemetry.traces`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from eagle3_core.stages.context import StageContext, Warm
 from eagle3_core.stages.failures import failure_of
 from eagle3_core.stages.preload import Preload
 from eagle3_core.stages.reports import Channel, PipeReporter
+from eagle3_core.telemetry import traces
 from eagle3_core.tether import die_with
 
 EX_TEMPFAIL = 75
@@ -96,7 +98,9 @@ class Child:
             problem = Garbled(f"not an assignment: {fields}", remedy="run worker and child from one version").problem()
             return ChildMessage(failure=Failure(cause=Cause.FAILED, problem=problem, retryable=False))
         try:
-            commit = self._attempt(assignment, reporter)
+            with traces.span(f"run {assignment.stage}", assignment.traceparent, "consumer", job=assignment.job_id,
+                             stage=assignment.stage, unit=assignment.unit.index, attempt=assignment.attempt):  # fmt: skip
+                commit = self._attempt(assignment, reporter)
         except Exception as error:
             reporter.close()
             return ChildMessage(failure=failure_of(error, assignment.stage))
@@ -137,6 +141,7 @@ def main(
     if options.parent is not None:
         die_with(options.parent)
     faulthandler.enable()
+    traces.configure("aerie-child", environment)
     channel = Channel(out)
     roots = [Path(root) for root in environment.get("AERIE_FILE_ROOTS", "").split(os.pathsep) if root]
     scratch = Path(environment.get("AERIE_SCRATCH") or tempfile.gettempdir())
@@ -144,7 +149,9 @@ def main(
     preload = Preload(channel) if options.preload else None
     child = Child(channel, store_at(environment["AERIE_STORE"]), roots, scratch, run, preload)
     signal.signal(signal.SIGTERM, child.on_term)
-    os._exit(child.serve(lines))  # every message is flushed; waiting for a background import would serve nobody
+    status = child.serve(lines)
+    traces.close()
+    os._exit(status)  # every message is flushed; waiting for a background import would serve nobody
 
 
 if __name__ == "__main__":

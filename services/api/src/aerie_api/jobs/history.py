@@ -88,6 +88,11 @@ class History:
             keys = ["job_id", "stage", "name", "step", "unit"]
             self.session.execute(statement.on_conflict_do_update(index_elements=keys, set_=new), list(rows.values()))
 
+    def traceparent(self, job_id: str) -> str | None:
+        """The trace of the request that posted the job."""
+        first = self.session.get(Event, (job_id, 1))
+        return None if first is None else first.data.get("traceparent")
+
     def events(self, job: Job, after: int, limit: int) -> list[Event]:
         """Up to `limit` events with a number above `after`, in order."""
         query = (

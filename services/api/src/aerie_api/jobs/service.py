@@ -34,6 +34,7 @@ from eagle3_core.jobs.graph import STAGES, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.states import IllegalMove, JobStatus, UnitState
 from eagle3_core.jobs.wire import ManifestRef
+from eagle3_core.telemetry import logs, traces
 
 
 class NameInUse(AerieError):
@@ -155,7 +156,8 @@ class JobService:
             JobRepository(session, self._tenant).add(job, self._planner.new_stages(job, spec))
             self._audit(session, "create", job)
             history = History(session)
-            history.event(job, now, "job.created", f"job for drafter {job.name} taken", name=job.name)
+            history.event(job, now, "job.created", f"job for drafter {job.name} taken", name=job.name, **_trace())
+            logs.note(job=job.id, tenant=job.tenant)
             for warning in looked.warnings:
                 history.event(job, now, "job.warning", warning, "warning")
             self._planner.advance(session, job)
@@ -387,6 +389,11 @@ def _metrics(session: Session, job: JobRow) -> dict[str, list[StageMetric]]:
         stage: [StageMetric(name=row.name, step=row.step, value=row.value) for row in rows]
         for stage, rows in History(session).furthest(job).items()
     }
+
+
+def _trace() -> dict[str, str]:
+    """What joins the job's units to the trace of the request that posted it, if it is traced."""
+    return {} if (parent := traces.current()) is None else {"traceparent": parent}
 
 
 def _reset(stage: StageRow, *, planned: bool) -> None:

@@ -26,6 +26,7 @@ from aerie_api.leases.turns import Turns
 from aerie_api.leases.vetting import Vetting
 from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
 from aerie_api.leases.worker_health import judge
+from aerie_api.metrics import BYTES, UNIT_SECONDS, once_committed
 from aerie_api.tables import CommitRow, Job, Unit
 from aerie_api.tenants.repository import TenantRepository
 from eagle3_core.errors import AerieError
@@ -41,6 +42,7 @@ from eagle3_core.jobs.wire import (
     Output,
     Stops,
 )
+from eagle3_core.telemetry.logs import note
 
 
 class UnknownToken(AerieError):
@@ -95,6 +97,8 @@ class Claims:
                 missed = unit is None
                 if unit is not None and units.take(unit, request, token, now, self._rules.lease_s):
                     self._begin(session, job, unit, now)
+                    note(job=job.id, tenant=job.tenant, stage=unit.stage, unit=unit.index, attempt=unit.attempt,
+                         worker=request.worker_id)  # fmt: skip
                     assignment = self._planner.assignment(session, job, unit, token, self._rules.lease_s)
             if not missed:
                 WorkerRepository(session).seen(request, now)
@@ -160,7 +164,8 @@ class Claims:
             drop(unit, UnitState.SUCCEEDED, now)
             unit.manifest, unit.result = commit.output.manifest.model_dump(), commit.output.result
             unit.released_at = None
-            unit.seconds = max(0.0, commit.seconds)
+            unit.seconds = seconds = max(0.0, commit.seconds)
+            once_committed(session, lambda: _count_commit(commit, sizes, seconds))
             job.version += 1
             self._planner.advance(session, job)
             settle_cancel(session, job, now)
@@ -202,6 +207,7 @@ class Claims:
             if (place := units.place_of(unit_id)) is not None:
                 job = JobRepository(session, place[0]).locked(place[1])
                 if (unit := units.get(unit_id)) is not None:
+                    note(job=job.id, tenant=job.tenant, stage=unit.stage, unit=unit.index, attempt=unit.attempt)
                     return unit, job
         raise LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
 
@@ -281,6 +287,12 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             UnitRepository(session).extend_all(now, now + self._rules.lease_s)
+
+
+def _count_commit(commit: Commit, sizes: dict[str, int], seconds: float) -> None:
+    UNIT_SECONDS.labels(commit.output.stage).observe(seconds)
+    for output in (commit.output, *commit.also):
+        BYTES.labels(output.stage).inc(sizes[output.manifest.key])
 
 
 def _commit_row(output: Output, job: Job, now: float, size: int) -> CommitRow:

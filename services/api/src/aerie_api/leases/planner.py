@@ -22,6 +22,7 @@ from aerie_api.jobs.history import History
 from aerie_api.jobs.repository import JobRepository
 from aerie_api.leases.endings import fail_job, move
 from aerie_api.leases.repository import CommitRepository, UnitRepository, living
+from aerie_api.metrics import LENGTH, STAGE_SECONDS, once_committed
 from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, Slice, StageName, reads_of, slices, stages_of, unit_inputs, unit_key
@@ -205,6 +206,8 @@ class Planner:
         stage.state, stage.finished_at, stage.reason = UnitState.SUCCEEDED, now, None
         stage.started_at = started = stage.started_at or now
         History(session).event(job, now, "stage.succeeded", f"{name}: done", stage=name, seconds=now - started)
+        if any(unit.reused_from is None for unit in units):
+            once_committed(session, lambda: STAGE_SECONDS.labels(name).observe(now - started))
         return True
 
     def _succeed(self, session: Session, job: Job, stages: Sequence[StageRow]) -> None:
@@ -216,6 +219,7 @@ class Planner:
             Drafter(tenant=job.tenant, name=job.name, job_id=job.id, digest=digest, verdict=figures["verdict"],
                     figures=figures, created_at=now)
         )  # fmt: skip
+        once_committed(session, lambda: LENGTH.observe(figures["acceptance_length"]["mean"]))
         message = f"drafter {job.name} is done: verdict {figures['verdict']}"
         History(session).event(job, now, "job.succeeded", message, digest=digest, verdict=figures["verdict"])
 
@@ -247,6 +251,7 @@ class Planner:
             unit_run_id=unit.id, job_id=job.id, tenant=job.tenant, stage=stage, attempt=unit.attempt, fence=unit.fence,
             unit=UnitSlice(index=unit.index, start=unit.start, stop=unit.stop, of=unit.of), token=token, key=unit.key,
             spec=spec, sources=job.sources, inputs=inputs, results=self._results(session, job), lease_s=lease_s,
+            traceparent=History(session).traceparent(job.id),
         )  # fmt: skip
 
     def forecast(self, session: Session, tenant: str, spec: JobSpec, sources: Mapping[str, str]) -> list[StageForecast]:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, defer
 
 from aerie_api.db import upsert
 from aerie_api.jobs.waiting import Fleet
+from aerie_api.metrics import ATTEMPTS, once_committed
 from aerie_api.tables import Attempt, CommitRow, Job, Unit, Worker
 from aerie_api.tenants.repository import UsageRepository
 from eagle3_core.jobs.states import UnitState
@@ -130,6 +131,7 @@ class UnitRepository:
         attempt.ended_at, attempt.cause, attempt.problem = now, cause, problem
         attempt.blames_worker = blames_worker
         UsageRepository(self.session, unit.tenant).add(now, max(0.0, now - attempt.started_at), attempt.gpus)
+        once_committed(self.session, ATTEMPTS.labels(unit.stage, cause).inc)
 
     def expired(self, now: float) -> list[Unit]:
         """Running units whose lease is over."""

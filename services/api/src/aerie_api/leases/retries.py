@@ -17,6 +17,7 @@ from aerie_api.jobs.history import History, Level
 from aerie_api.leases.endings import WorkerLost, drop, fail_job, requeue, settle_cancel, stage_row
 from aerie_api.leases.pausing import PAUSING, pause
 from aerie_api.leases.repository import UnitRepository, wanted
+from aerie_api.metrics import LOSSES, once_committed
 from aerie_api.tables import Job, Unit
 from eagle3_core.jobs.states import Cause, UnitState
 
@@ -46,6 +47,7 @@ class Retries:
 
     def lost(self, session: Session, job: Job, unit: Unit, now: float, why: str, *, pause: bool) -> None:
         """The worker of `unit` vanished."""
+        once_committed(session, LOSSES.labels(unit.stage).inc)
         problem = WorkerLost(
             f"{unit.stage} unit {unit.index}: {why}",
             remedy="see the worker's own log and the machine's for why it died (often: out of memory), then retry the job",
