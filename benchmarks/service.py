@@ -320,9 +320,7 @@ async def polling_rows(api: Api, http: httpx.AsyncClient, shape: Shape) -> list[
     """200 pollers while jobs are posted and a worker that waits for them starts each."""
     times, until = Times(), time.monotonic() + shape.poll_s
     page = (await http.get("/jobs", params={"limit": 100})).json()["data"]
-    polling = [
-        asyncio.create_task(poller(http, times, page[i % len(page)]["id"], until)) for i in range(shape.pollers)
-    ]
+    polling = [asyncio.create_task(poller(http, times, page[i % len(page)]["id"], until)) for i in range(shape.pollers)]
     fleet, stop = Fleet(api, http, times), asyncio.Event()
     working = asyncio.create_task(fleet.run(4, stop.is_set, "prompt"))
     posted: dict[str, float] = {}

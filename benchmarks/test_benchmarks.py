@@ -30,5 +30,6 @@ def test_a_benchmark_writes_rows_with_their_reference_and_ratio(script, tmp_path
         assert row["unit"]
         assert math.isfinite(row["value"])
         assert row["value"] > 0 or (row["value"] == 0 and row["unit"] == "losses")  # none is the best there is
-        assert math.isfinite(row["reference"]) and row["reference"] > 0
+        assert math.isfinite(row["reference"])
+        assert row["reference"] > 0
         assert row["ratio"] == pytest.approx(row["value"] / row["reference"])

@@ -30,7 +30,9 @@ class Collector:
                     body = gzip.decompress(body)
                 request = ExportTraceServiceRequest.FromString(body)
                 for resource in request.resource_spans:
-                    service = next(a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+                    service = next(
+                        a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
+                    )
                     for scope in resource.scope_spans:
                         for span in scope.spans:
                             spans.put((service, span))

@@ -125,7 +125,9 @@ def _queues(session: Session, now: float) -> list[GaugeMetricFamily]:
     due = query.where(Unit.state == UnitState.QUEUED, Unit.not_before <= now).group_by(Unit.queue)
     found = {queue: (count, oldest) for queue, count, oldest in session.execute(due)}
     length = GaugeMetricFamily("aerie_queue_units", "Units that could be claimed.", labels=["queue"])
-    age = GaugeMetricFamily("aerie_queue_age_seconds", "How long the longest waiting of them has been due.", labels=["queue"])
+    age = GaugeMetricFamily(
+        "aerie_queue_age_seconds", "How long the longest waiting of them has been due.", labels=["queue"]
+    )
     for queue in QUEUES:
         count, oldest = found.get(queue, (0, now))
         length.add_metric([queue], count)

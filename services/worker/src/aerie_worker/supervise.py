@@ -77,7 +77,10 @@ class Attempt:
         """Run the unit and report its end. `pause(seconds)` waits between tries to report, and says when to give up."""
         unit = self._unit
         about = {"job": unit.job_id, "stage": unit.stage, "unit": unit.unit.index, "attempt": unit.attempt}
-        with logs.about(tenant=unit.tenant, **about), traces.span(f"unit {unit.stage}", unit.traceparent, **about) as span:
+        with (
+            logs.about(tenant=unit.tenant, **about),
+            traces.span(f"unit {unit.stage}", unit.traceparent, **about) as span,
+        ):
             self._pulse = Pulse(self._control, unit, lambda event: self._inbox.put((None, event)))
             self._run(pause, span)
 
