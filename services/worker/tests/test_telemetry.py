@@ -1,70 +1,20 @@
 """What a running worker tells: log lines with the unit that they are about, metrics, and spans down to the child."""
 
 import json
-import os
 import socket
-import threading
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from queue import SimpleQueue
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from otlp import collecting
 from worker_stubs import assignment
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class Collector:
-    """An OTLP collector on the loopback address."""
-
-    def __init__(self):
-        spans = self.spans = SimpleQueue()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    import gzip
-
-                    body = gzip.decompress(body)
-                request = ExportTraceServiceRequest.FromString(body)
-                for resource in request.resource_spans:
-                    service = next(
-                        a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
-                    )
-                    for scope in resource.scope_spans:
-                        for span in scope.spans:
-                            spans.put((service, span))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def until(self, *services):
-        """One span of each of `services`, waiting for them."""
-        found = {}
-        while not set(services) <= set(found):
-            service, span = self.spans.get(timeout=60)
-            found[service] = span
-        return [found[service] for service in services]
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.fixture
 def collector():
-    collector = Collector()
-    yield collector
-    collector.close()
+    with collecting() as collector:
+        yield collector
 
 
 def free_port() -> int:
@@ -99,8 +49,8 @@ def test_a_worker_counts_its_units_on_a_port_of_its_own(api, start_worker, monke
     port = free_port()
     monkeypatch.setenv("AERIE_WORKER_METRICS_PORT", str(port))
     start_worker()
-    api.units.put(assignment("succeed"))
-    api.units.put(assignment("succeed"))
+    api.units.put(assignment("count"))
+    api.units.put(assignment("count"))
     api.next("commit")
     api.next("commit")  # the first has been counted before the second was begun
 
@@ -113,14 +63,24 @@ def test_a_worker_counts_its_units_on_a_port_of_its_own(api, start_worker, monke
 def test_the_trace_of_the_post_goes_on_in_the_worker_and_in_its_child(api, start_worker, collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     start_worker()
-    unit = assignment("succeed").model_copy(update={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+    unit = assignment("count").model_copy(update={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     api.units.put(unit)
 
-    in_worker, in_child = collector.until("aerie-worker", "aerie-child")
+    in_worker = collector.until("the worker's span", lambda span: span.service == "aerie-worker")
+    in_child = collector.until("the child's span", lambda span: span.service == "aerie-child")
 
-    assert in_worker.trace_id.hex() == in_child.trace_id.hex() == TRACE
-    assert in_worker.parent_span_id.hex() == PARENT
-    assert in_child.parent_span_id == in_worker.span_id
-    told = {a.key: a.value for a in in_child.attributes}
-    assert told["aerie.job"].string_value == unit.job_id
-    assert os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] == collector.url
+    assert in_worker.trace == in_child.trace == TRACE
+    assert in_worker.parent == PARENT
+    assert in_child.parent == in_worker.id
+    assert in_child.attributes["aerie.job"] == unit.job_id
+    assert not in_child.failed
+
+
+@pytest.mark.slow
+def test_the_spans_of_a_unit_that_fails_say_so_in_worker_and_child(api, start_worker, collector, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    start_worker()
+    api.units.put(assignment("crash").model_copy(update={"traceparent": f"00-{TRACE}-{PARENT}-01"}))
+
+    assert collector.until("the worker's span", lambda span: span.service == "aerie-worker").failed
+    assert collector.until("the child's span", lambda span: span.service == "aerie-child").failed

@@ -308,7 +308,8 @@ class _Answer:
         method = self._scope["method"].encode("unicode_escape").decode()[:16]
         caller: Caller | None = self._scope.get("aerie_caller")
         observe_request(self._scope["method"], self.route, self.status, elapsed_s)
-        said: dict[str, object] = {"method": method, "path": path, "status": self.status, "ms": round(elapsed_s * 1e3, 1)}
+        elapsed_ms = round(elapsed_s * 1e3, 1)
+        said: dict[str, object] = {"method": method, "path": path, "status": self.status, "ms": elapsed_ms}
         if caller is not None:
             said |= {"tenant": caller.tenant, "key": caller.key_id or "local"}
         logger.info("%s %s %d", method, path, self.status, extra=said)

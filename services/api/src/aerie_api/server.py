@@ -56,7 +56,7 @@ class PlaceUnusable(AerieError):
 class Server(uvicorn.Server):
     """uvicorn that announces itself."""
 
-    def __init__(self, house: House, listening: socket.socket) -> None:
+    def __init__(self, house: House, listening: socket.socket, metrics_url: str | None = None) -> None:
         config = uvicorn.Config(
             create_app(house.settings, house=house), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=GRACE_S, lifespan="on",
@@ -66,6 +66,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._house = house
         self._listening = listening
+        self._metrics_url = metrics_url
         self._loop: asyncio.AbstractEventLoop | None = None
         self.file = house.settings.run_dir / "server.json"
 
@@ -75,7 +76,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             scheme = "https" if self._house.settings.tls_cert else "http"
-            logger.info("serving at %s", announce(self.file, self._listening, scheme))
+            logger.info("serving at %s", announce(self.file, self._listening, scheme, self._metrics_url))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take the word back, then stop."""
@@ -113,13 +114,14 @@ def listen(settings: Settings) -> socket.socket:
         ) from None
 
 
-def announce(file: Path, listening: socket.socket, scheme: str = "http") -> str:
-    """Write `file` (url, pid, started_at); returns the url."""
+def announce(file: Path, listening: socket.socket, scheme: str, metrics_url: str | None) -> str:
+    """Write `file` (url, pid, started_at, metrics_url); returns the url."""
     host, port = listening.getsockname()[:2]
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"url": url, "pid": os.getpid(), "started_at": time.time()}) + "\n")
+    told = {"url": url, "pid": os.getpid(), "started_at": time.time(), "metrics_url": metrics_url}
+    temporary.write_text(json.dumps(told) + "\n")
     temporary.replace(file)
     return url
 
@@ -157,14 +159,15 @@ def opened(settings: Settings) -> House:
 
 
 @contextmanager
-def metrics_of(house: House) -> Generator[None]:
-    """Serve the metrics of `house` during the block, if its settings name a port. Raises MetricsAddress."""
-    if not house.settings.metrics_port:
-        yield
+def metrics_of(house: House) -> Generator[str | None]:
+    """Serve the metrics of `house` during the block, at the URL that it gives; None = none. Raises MetricsAddress."""
+    port = house.settings.metrics_port
+    if port == "off":
+        yield None
         return
-    with closing(Scrapable(registry_of(house), house.settings.metrics_host, house.settings.metrics_port)) as scrapable:
+    with closing(Scrapable(registry_of(house), house.settings.metrics_host, port)) as scrapable:
         logger.info("metrics at %s", scrapable.url)
-        yield
+        yield scrapable.url
 
 
 def serve(settings: Settings) -> None:
@@ -178,8 +181,8 @@ def serve(settings: Settings) -> None:
         signal.signal(sig, lambda *_: sys.exit(0))
     with closing(listen(settings)) as listening:
         house = opened(settings)
-        server = Server(house, listening)
-        with metrics_of(house):
+        with metrics_of(house) as metrics_url:
+            server = Server(house, listening, metrics_url)
             server.run(sockets=[listening])
         traces.close()
         if not server.started:

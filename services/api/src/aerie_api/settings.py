@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -77,8 +77,8 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """More names (separated by `,`) that the Host header may carry, for instance of a proxy."""
 
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the metrics for Prometheus, at `/metrics`; 0 = none."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 0
+    """Port of the metrics for Prometheus, at `/metrics`; 0 takes a free one and writes it to `run_dir/server.json`."""
 
     metrics_host: str = "127.0.0.1"
     """Address of the metrics. They ask for no key: another one must be reachable by Prometheus only."""

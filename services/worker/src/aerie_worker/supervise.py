@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
+from typing import Any
 
 from aerie_worker import metrics
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
@@ -76,7 +77,12 @@ class Attempt:
     def run(self, pause: Callable[[float], bool]) -> None:
         """Run the unit and report its end. `pause(seconds)` waits between tries to report, and says when to give up."""
         unit = self._unit
-        about = {"job": unit.job_id, "stage": unit.stage, "unit": unit.unit.index, "attempt": unit.attempt}
+        about: dict[str, Any] = {
+            "job": unit.job_id,
+            "stage": unit.stage,
+            "unit": unit.unit.index,
+            "attempt": unit.attempt,
+        }
         with (
             logs.about(tenant=unit.tenant, **about),
             traces.span(f"unit {unit.stage}", unit.traceparent, **about) as span,

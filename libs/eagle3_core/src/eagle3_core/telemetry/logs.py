@@ -58,11 +58,17 @@ def configure(stream: TextIO | None = None, form: Form | None = None, level: int
     """Write all log lines of the process to `stream` (default stderr): as JSON, for people if it is a terminal, or as told."""
     out = stream or sys.stderr
     chosen = form or ("text" if out.isatty() else "json")
-    handler = logging.StreamHandler(out)
+    handler = _Lines(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_before(), processors=_after(chosen, out.isatty()))
     )
-    logging.basicConfig(handlers=[handler], level=level, force=True)
+    root = logging.getLogger()
+    root.handlers[:] = [*(old for old in root.handlers if not isinstance(old, _Lines)), handler]
+    root.setLevel(level)
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Ours: a second `configure` replaces it and leaves what others listen with."""
 
 
 def _before() -> list[Processor]:
