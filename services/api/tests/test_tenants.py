@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
+from houses import all_routes
 from people import admin, bearer, key, tenant
 from sqlalchemy import select
 from tenant_filter import unfiltered
@@ -55,16 +55,6 @@ def test_every_route_names_the_scope_that_it_takes(closed):
         assert len(scopes) == 1, f"{method} {path} names {scopes}"
         if method != "GET" and path != "/jobs:plan":
             assert scopes != ["jobs:read"], f"{method} {path} changes something"
-
-
-def all_routes(app: Any) -> list[APIRoute]:
-    found, left = [], list(app.router.routes)
-    while left:
-        route = left.pop()
-        if isinstance(route, APIRoute):
-            found.append(route)
-        left += getattr(getattr(route, "original_router", None), "routes", [])
-    return found
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ class Claims:
 
         Raises UnknownToken, LeaseLost, CommitRefused (what it names is not there, or is another unit's).
         """
+        self._known(unit_id, token)
         sizes = self._vetting.objects(commit)
         now = self._clock()
         with self._db.write() as session:
@@ -200,6 +201,13 @@ class Claims:
             cancel=not wanted(job), give_back=wanted(job) and not living(job), lease_s=self._rules.lease_s
         )
 
+    def _known(self, unit_id: str, token: str) -> None:
+        """Raise UnknownToken or LeaseLost unless `token` was once given for the unit: who has none makes us read no object."""
+        with self._db.read() as session:
+            units = UnitRepository(session)
+            if units.attempt_of(unit_id, token) is None:
+                raise _unknown(unit_id) if units.place_of(unit_id) is not None else _gone(unit_id)
+
     def _locked(self, session: Session, unit_id: str) -> tuple[Unit, Job]:
         """The unit and its job, which is locked. Raises LeaseLost when there is no such unit any more."""
         units = UnitRepository(session)
@@ -209,14 +217,14 @@ class Claims:
                 if (unit := units.get(unit_id)) is not None:
                     note(job=job.id, tenant=job.tenant, stage=unit.stage, unit=unit.index, attempt=unit.attempt)
                     return unit, job
-        raise LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
+        raise _gone(unit_id)
 
     def _hold(self, session: Session, unit: Unit, token: str, now: float) -> None:
         """Extend the lease of whoever `token` belongs to."""
         units = UnitRepository(session)
         attempt = units.attempt_of(unit.id, token)
         if attempt is None:
-            raise UnknownToken(f"the token holds no attempt at {unit.id}", remedy="claim a unit first")
+            raise _unknown(unit.id)
         if not units.hold(unit, attempt.fence, now, self._rules.lease_s):
             raise LeaseLost(
                 f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over: "
@@ -287,6 +295,14 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             UnitRepository(session).extend_all(now, now + self._rules.lease_s)
+
+
+def _gone(unit_id: str) -> LeaseLost:
+    return LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
+
+
+def _unknown(unit_id: str) -> UnknownToken:
+    return UnknownToken(f"the token holds no attempt at {unit_id}", remedy="claim a unit first")
 
 
 def _count_commit(commit: Commit, sizes: dict[str, int], seconds: float) -> None:
