@@ -24,6 +24,8 @@ from eagle3_core.errors import AerieError
 BUSY_TIMEOUT_S = 30.0
 STATEMENT_TIMEOUT_S, LOCK_TIMEOUT_S, IDLE_IN_TRANSACTION_S = 30, 10, 60
 POOL_WAIT_S = 10.0
+LARGEST_NUMBER = (1 << 31) - 1
+"""Of a column of whole numbers: Postgres answers a comparison with more by an error."""
 _DEADLOCK, _SERIALISATION = "40P01", "40001"
 _GAVE_UP = {"55P03": "a lock", "57014": "a statement", "25P03": "a transaction"}
 """SQLSTATEs of what our own time-outs end."""

@@ -12,6 +12,7 @@ from pydantic import FiniteFloat
 from starlette.concurrency import run_in_threadpool
 
 from aerie_api.auth import Reader, Writer
+from aerie_api.engines import LARGEST_NUMBER
 from aerie_api.house import House, house_of
 from aerie_api.jobs.repository import Wanted
 from aerie_api.jobs.schemas import ArtifactList, AttemptList, EventList, Job, JobList, JobPlan, LogList, MetricList
@@ -24,7 +25,7 @@ from eagle3_core.jobs.states import JobStatus
 
 router = APIRouter(tags=["jobs"])
 Inside = Annotated[House, Depends(house_of)]
-After = Annotated[int, Query(ge=0, le=1 << 53)]
+After = Annotated[int, Query(ge=0, le=LARGEST_NUMBER)]
 IfMatch = Annotated[str | None, Header()]
 """The tag that the job must still have, else 412."""
 JOB_BODY: dict[str, Any] = {
@@ -161,6 +162,7 @@ async def list_events(
     """What happened to a job: a list, or with `Accept: text/event-stream` as it happens."""
     if "text/event-stream" in request.headers.get("accept", ""):
         seen = int(last_event_id) if last_event_id and re.fullmatch(r"[0-9]{1,15}", last_event_id) else after
+        seen = min(seen, LARGEST_NUMBER)
         return await event_stream(inside.reading, inside.news, caller.tenant, job_id, seen)
     page = await run_in_threadpool(inside.reading.events, caller.tenant, job_id, after, limit)
     return JSONResponse(page.model_dump(mode="json"))
@@ -172,7 +174,7 @@ def list_logs(
     caller: Reader,
     inside: Inside,
     stage: StageName | None = None,
-    unit: Annotated[int | None, Query(ge=0, le=1 << 31)] = None,
+    unit: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER)] = None,
     after: After = 0,
     tail: Annotated[int | None, Query(ge=1, le=10000)] = None,
     limit: Annotated[int, Query(ge=1, le=10000)] = 1000,

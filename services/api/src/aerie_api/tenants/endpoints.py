@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from aerie_api.auth import Admin, Reader
+from aerie_api.engines import LARGEST_NUMBER
 from aerie_api.house import House, house_of
 from aerie_api.tenants.schemas import (
     ApiKey,
@@ -89,7 +90,7 @@ def list_audit(
     inside: Inside,
     tenant: str | None = None,
     limit: Limit = 20,
-    after: Annotated[int | None, Query(ge=0, le=1 << 53)] = None,
+    after: Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER)] = None,
 ) -> AuditList:
     """Who changed what, newest first."""
     return inside.tenants.audit(tenant, after, limit)
