@@ -166,7 +166,7 @@ def test_why_a_worker_was_set_aside_quotes_no_other_tenants_error(two, document)
 def test_a_job_waits_behind_nobody_that_it_may_not_know_of(two, document):
     mine = two.post("blue", document("owl"))
     why = two.ask("blue", "GET", f"/jobs/{mine['id']}").json()["why_queued"]
-    assert why == "waiting for a worker to become free"
+    assert why == "every worker that could take it is busy"
 
 
 def test_a_deletion_of_a_data_set_that_two_tenants_named_takes_the_askers_results_only(two, document):
