@@ -198,6 +198,7 @@ REFUSALS: dict[str, tuple[Spoil, str, str]] = {
     "no assistant turn": (rows([turn("user")], regenerate=False), "dataset.no_assistant", "/datasets/0/uri"),
     "draft_vocab_size 0": (put("vocab", "draft_vocab_size", value=0), "request.invalid", "/vocab/draft_vocab_size"),
     "draft_vocab_size below 0": (put("vocab", "draft_vocab_size", value=-5), "request.invalid", "/vocab/draft_vocab_size"),
+    "draft_vocab_size 1": (put("vocab", "draft_vocab_size", value=1), "vocab.size", "/vocab/draft_vocab_size"),
     "draft_vocab_size above the vocabulary": (put("vocab", "draft_vocab_size", value=10**6), "vocab.size", "/vocab/draft_vocab_size"),
     "ttt_steps 0": (put("training", "ttt_steps", value=0), "request.invalid", "/training/ttt_steps"),
     "a learning rate that is no number": (put("training", "lr", value="NaN"), "request.invalid", "/training/lr"),

@@ -1,10 +1,13 @@
 """What a stage reports while it runs, how its imports are begun early, and how its end is told when that is an error."""
 
+import errno
+import subprocess
 import sys
 
 import pytest
 
-from eagle3_core.jobs.wire import ChildMessage, Progress
+from eagle3_core.jobs.wire import ChildMessage, Failure, Progress
+from eagle3_core.objects.local import LocalStore
 from eagle3_core.stages.failures import failure_of
 from eagle3_core.stages.preload import Preload
 from eagle3_core.stages.reports import PipeReporter
@@ -115,3 +118,48 @@ def test_the_out_of_memory_errors_of_the_allocators_are_recognised(stage, field)
 
     assert problem["code"] == "unit.out_of_memory"
     assert field in problem["remedy"]
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+from eagle3_core.objects.local import LocalStore
+from eagle3_core.stages.failures import failure_of
+
+folder = Path(sys.argv[1])
+(folder / "big").write_bytes(bytes(1 << 20))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+writes = {
+    "scratch": lambda: (folder / "more").write_bytes(bytes(1 << 20)),
+    "tensors": lambda: save_file({"a": np.zeros(1 << 20)}, folder / "t.safetensors"),
+    "store": lambda: LocalStore(folder / "store").put_file("tenant/a", folder / "big"),
+}
+try:
+    writes[sys.argv[2]]()
+except Exception as error:
+    sys.stdout.write(failure_of(error, "generate").model_dump_json())
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "code"), [("scratch", "unit.disk_full"), ("tensors", "unit.disk_full"), ("store", "store.full")]
+)
+def test_a_disk_without_room_is_said_to_be_full_and_leaves_no_object(tmp_path, written, code):
+    """A limit on the size of files refuses a write as a full disk does, without filling one."""
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path, written], capture_output=True, text=True, check=True)
+
+    failure = Failure.model_validate_json(done.stdout)
+    assert (failure.problem["code"], failure.retryable) == (code, True)
+    assert list(LocalStore(tmp_path / "store").list("tenant")) == []
+
+
+def test_a_disk_that_is_full_is_no_crash():
+    full = OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+
+    problem = failure_of(full, "train").problem
+
+    assert problem["code"] == "unit.disk_full"
+    assert "/scratch/x" in problem["detail"]

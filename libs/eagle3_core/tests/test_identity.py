@@ -116,6 +116,20 @@ def test_a_tensor_changed_in_place_is_another_verifier_even_far_inside_a_file(tm
     assert inspect(folder).weights_digest != before
 
 
+def test_a_stretch_that_was_lost_within_a_tensor_is_another_verifier(tmp_path):
+    folder = tiny_verifier(tmp_path / "wide", hidden=512, vocab=8192)
+    place = folder / "model.safetensors"
+    before, data = inspect(folder).weights_digest, place.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    start, stop = json.loads(data[8 : 8 + length])["model.embed_tokens.weight"]["data_offsets"]
+    assert stop - start > 8 << 20
+    hole = slice(8 + length + start + (4 << 20) + 5000, 8 + length + start + (5 << 20) + 5000)
+
+    place.write_bytes(data[: hole.start] + bytes(1 << 20) + data[hole.stop :])
+
+    assert inspect(folder).weights_digest != before
+
+
 def test_a_template_in_the_tokenizer_config_is_the_same_template(folder):
     before = inspect(folder)
     (folder / "chat_template.jinja").unlink()

@@ -108,6 +108,15 @@ def test_layers_that_the_verifier_does_not_have(folder, job):
     assert said(refusal(job, folder)) == ("verifier.layers", "/extraction/aux_layers")
 
 
+def test_a_draft_vocabulary_too_small_for_the_tokens_that_end_a_turn(folder, job):
+    job["vocab"]["draft_vocab_size"] = 1
+
+    error = refusal(job, folder)
+
+    assert said(error) == ("vocab.size", "/vocab/draft_vocab_size")
+    assert "at least 2" in error.remedy
+
+
 def test_a_draft_vocabulary_above_the_verifiers(folder, job):
     job["vocab"]["draft_vocab_size"] = 321
 

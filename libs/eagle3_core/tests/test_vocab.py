@@ -17,7 +17,7 @@ from eagle3_core.data.vocab import Counts, VocabCoverage, choose, estimated_cove
 from eagle3_core.jobs.preflight import VocabSize
 from eagle3_core.objects.manifest import UnitWriter, read_manifest
 from eagle3_core.stages.context import StageContext
-from eagle3_core.stages.vocab import PARTS, VOCAB_FILE, always_in, vocab
+from eagle3_core.stages.vocab import PARTS, VOCAB_FILE, vocab
 from eagle3_core.testing import CHATML, RecordingReporter, stage_context, tiny_job, tiny_verifier
 from eagle3_core.verifier.identity import inspect
 
@@ -115,8 +115,8 @@ def test_turn_markers_of_the_template_and_every_end_are_always_in(tmp_path: Path
     chatml = tiny_verifier(tmp_path / "chatml")
     other = tiny_verifier(tmp_path / "other", chat_template=CHATML.replace("<|im_start|>", "User: "))
 
-    assert always_in(inspect(chatml)) == {1, 2}
-    assert always_in(inspect(other)) == {2}
+    assert inspect(chatml).always_drafted() == {1, 2}
+    assert inspect(other).always_drafted() == {2}
 
 
 def context(folder: Path, rows: list[tuple[str, str, list[int], list[int]]], **changes) -> StageContext:

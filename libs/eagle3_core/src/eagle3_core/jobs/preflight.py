@@ -45,7 +45,7 @@ WIDE_HIDDEN, WIDE_LR = 7168, 5e-5
 
 
 class VocabSize(AerieError):
-    """The draft vocabulary is larger than the verifier's."""
+    """The draft vocabulary is larger than the verifier's, or too small for the tokens that every answer needs."""
 
     code, status = "vocab.size", 422
 
@@ -287,6 +287,12 @@ def _check_vocab(spec: JobSpec, verifier: Identity) -> None:
         raise VocabSize(
             f"draft_vocab_size is {wanted}, the vocabulary of {verifier.name} has {verifier.vocab_size} tokens",
             remedy=f"set it to at most {verifier.vocab_size}, or to null for the whole vocabulary",
+            pointer="/vocab/draft_vocab_size",
+        )
+    if wanted is not None and wanted < (needed := len(verifier.always_drafted())):
+        raise VocabSize(
+            f"draft_vocab_size is {wanted}, the end-of-turn and template tokens of {verifier.name} alone are {needed}",
+            remedy=f"set it to at least {needed}, better to thousands",
             pointer="/vocab/draft_vocab_size",
         )
 

@@ -43,7 +43,7 @@ class LocalStore:
             temporary.replace(target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StoreFull(
                     f"no room for {key} under {self.root}", remedy="free disk space, then retry the job"
                 ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 
@@ -33,6 +34,12 @@ class OutOfMemory(AerieError):
     code, status, retryable = "unit.out_of_memory", 507, True
 
 
+class DiskFull(AerieError):
+    """The machine that ran the stage has no room left for its temporary files."""
+
+    code, status, retryable = "unit.disk_full", 507, True
+
+
 def failure_of(error: Exception, stage: StageName) -> Failure:
     """How a unit that ended in `error` is reported: typed where it is known, with its traceback where it is not."""
     if isinstance(error, Preempted):
@@ -46,12 +53,25 @@ def failure_of(error: Exception, stage: StageName) -> Failure:
             f"{stage} ran out of memory: {error}"[:1000],
             remedy=f"ask for {_ROOM.get(stage, 'less work at once')}, or run it on a machine with more memory",
         )
+    elif _is_disk_full(error):
+        typed = DiskFull(
+            f"{stage} found no room on its machine's disk: {error}"[:1000],
+            remedy="free space where the worker keeps its scratch files, or run it on a machine with a larger disk",
+        )
     else:
         typed = Crashed(
             f"{stage} ended in {type(error).__name__}: {error}"[:1000],
             remedy="the unit's log holds the traceback; the unit is tried again before the job fails",
         )
     return Failure(cause=Cause.FAILED, problem=typed.problem(), retryable=True, logs=logs)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Python's way of saying it, and that of libraries that write files themselves (safetensors)."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, OSError) and error.errno in numbers:
+        return True
+    return type(error).__name__ == "SafetensorError" and any(f"(os error {number})" in str(error) for number in numbers)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

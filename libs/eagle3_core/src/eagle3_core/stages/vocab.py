@@ -15,8 +15,6 @@ from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier
-from eagle3_core.verifier.folder import VerifierTokenizer, read_json
-from eagle3_core.verifier.identity import Identity
 
 VOCAB_FILE = "vocab.safetensors"
 PARTS = ("reading the answers", "counting tokens", "estimating the coverage", "storing the vocabulary")
@@ -30,7 +28,7 @@ def vocab(ctx: StageContext) -> Commit:
     ctx.begin("reading the answers", PARTS)
     samples = _samples(ctx)
     verifier = posted_verifier(ctx)
-    requested, always = ctx.spec.vocab.draft_vocab_size, always_in(verifier)
+    requested, always = ctx.spec.vocab.draft_vocab_size, verifier.always_drafted()
     ctx.begin("counting tokens", PARTS)
     chosen = choose(Counts.of(samples, verifier.vocab_size).scores_V, requested, always)
     ctx.begin("estimating the coverage", PARTS)
@@ -61,14 +59,6 @@ def vocab(ctx: StageContext) -> Commit:
     writer = ctx.writer()
     writer.add_file(VOCAB_FILE, _write(chosen, ctx.scratch))
     return ctx.done(writer.commit(result), {**result, "warnings": warnings})
-
-
-def always_in(verifier: Identity) -> frozenset[int]:
-    """Tokens that end an answer, and added tokens that the chat template writes (turn and tool-call markers)."""
-    tokenizer = read_json(verifier.folder / "tokenizer.json", VerifierTokenizer)
-    added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
-    in_template = {int(t["id"]) for t in added if t.get("content") and t["content"] in verifier.chat_template}
-    return frozenset(verifier.eos_token_ids) | in_template
 
 
 def _samples(ctx: StageContext) -> TokenSet:

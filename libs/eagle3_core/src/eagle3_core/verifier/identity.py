@@ -87,6 +87,14 @@ class Identity:
         that the verifier knows."""
         return min(max_seq_len, self.max_position_embeddings)
 
+    def always_drafted(self) -> frozenset[int]:
+        """Tokens that every draft vocabulary holds: those that end an answer, and added tokens that the chat template
+        writes (turn and tool-call markers). Raises VerifierTokenizer."""
+        tokenizer = read_json(self.folder / "tokenizer.json", VerifierTokenizer)
+        added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
+        in_template = {int(t["id"]) for t in added if t.get("content") and t["content"] in self.chat_template}
+        return frozenset(self.eos_token_ids) | in_template
+
 
 def inspect(folder: Path, *, revision: str = "local") -> Identity:
     """The identity of the checkpoint in `folder`.

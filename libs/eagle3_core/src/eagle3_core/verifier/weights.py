@@ -1,8 +1,9 @@
 """The fingerprint of a checkpoint's weights, the shapes of its tensors, and whether they are all there.
 
-Weights are known by the name and size of every file, its first and last MiB, and the first 4 KiB of every tensor: a
-terabyte checkpoint costs some hundred MiB of reads, and a fine-tune saved in place shows, since training moves every
-tensor. A file cut short or a Git LFS pointer is refused: every header says how long its file must be. Pickles are refused
+Weights are known by the name and size of every file, its first and last MiB, and 4 KiB at the beginning of every tensor
+and at every MiB of it (further apart in large checkpoints): a terabyte costs some hundred MiB of reads. A fine-tune saved
+in place shows, since training moves every tensor, and so does a stretch that was lost or overwritten, from a MiB on
+(16 MiB of a terabyte). A file cut short or a Git LFS pointer is refused: every header says how long its file must be. Pickles are refused
 too: opening one runs its code.
 """
 
@@ -22,7 +23,9 @@ from eagle3_core.verifier.folder import MAX_JSON_BYTES, VerifierWeights, read_js
 
 MIB = 1 << 20
 SAMPLE_BYTES = 4096
-"""Read of each tensor."""
+"""Read at each place of a tensor."""
+MAX_PLACES = 1 << 16
+"""Places that are read of a checkpoint besides the beginnings of its tensors: 256 MiB."""
 COMPARED_PLACES = 64
 """Places at which two tensors are compared, spread evenly."""
 
@@ -77,7 +80,9 @@ def fingerprint(folder: Path) -> Weights:
     parts: list[list[Any]] = []
     tensors: dict[str, TensorPlace] = {}
     listed = _weight_files(folder)
-    for name in sorted(set(listed.values())) or ["model.safetensors"]:
+    names = sorted(set(listed.values())) or ["model.safetensors"]
+    stride = max(MIB, sum((folder / name).stat().st_size for name in names) // MAX_PLACES)
+    for name in names:
         path = folder / name
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -92,7 +97,7 @@ def fingerprint(folder: Path) -> Weights:
                 "download the checkpoint again into an empty folder",
             )
         tensors.update(places)
-        parts.append([name, size, digest_bytes(head), digest_bytes(tail), _samples(path, places)])
+        parts.append([name, size, digest_bytes(head), digest_bytes(tail), _samples(path, places, stride)])
     if listed:
         _agree_with_index(folder, listed, tensors)
     return Weights(digest_json(parts), tensors)
@@ -139,13 +144,14 @@ def _agree_with_index(folder: Path, listed: Mapping[str, str], tensors: Mapping[
         )
 
 
-def _samples(path: Path, places: Mapping[str, TensorPlace]) -> str:
-    """Digest of the beginning of every tensor of a file, in the order of the file."""
+def _samples(path: Path, places: Mapping[str, TensorPlace], stride: int) -> str:
+    """Digest of what lies at the beginning and at every `stride` bytes of every tensor of a file, in the file's order."""
     hasher = blake3()
     with path.open("rb") as file:
         for start, stop in sorted((place.start, place.stop) for place in places.values()):
-            file.seek(start)
-            hasher.update(file.read(min(SAMPLE_BYTES, stop - start)))
+            for place in range(start, stop, stride):
+                file.seek(place)
+                hasher.update(file.read(min(SAMPLE_BYTES, stop - place)))
     return hasher.hexdigest()
 
 
