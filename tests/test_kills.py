@@ -1,6 +1,6 @@
 """Any process of the house may die at any moment: the job still ends, once, with the undisturbed run's drafter.
 
-Ten kills in three jobs, each at a moment that the job itself announces (a stage that runs, a share of it done). A kill
+Eleven kills in three jobs, each at a moment that the job itself announces (a stage that runs, a share of it done). A kill
 that disturbed nothing would prove nothing, so each must leave a trace: an attempt that did not end with a commit, or
 another process that answers for the API.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SCHEDULES: dict[str, list[tuple[str, str, float]]] = {
     "early": [("api", "prepare", 0), ("child", "canary", 0), ("worker", "generate", 0.2)],
     "middle": [("child", "generate", 0.2), ("api", "generate", 0.5), ("child", "train", 0.3), ("worker", "train", 0.6)],
-    "late": [("api", "train", 0.5), ("child", "evaluate", 0), ("worker", "evaluate", 0.5)],
+    "late": [("api", "train", 0.5), ("child", "evaluate", 0), ("worker", "evaluate", 0.5), ("child", "package", 0)],
 }
 """Per job: (who dies, in which stage, from which share of that stage on)."""
 
@@ -139,6 +139,26 @@ def test_a_second_job_with_more_training_reuses_answers_and_states_and_gets_its_
     assert "second" in card.splitlines()[0] + card[:400]
 
 
-def test_ten_moments_are_covered():
-    assert sum(map(len, SCHEDULES.values())) == 10
+def test_a_job_whose_worker_dies_while_it_is_cancelled_is_cancelled_and_can_be_finished(
+    inputs: tuple[Path, dict[str, Any]], undisturbed: dict[str, Any], tmp_path: Path
+):
+    folder, job = inputs
+    with running_house(tmp_path / "house", [folder]) as house:
+        job_id = house.post(job)
+        wait_for("generate at 20%", lambda: under_way(house.job(job_id), "generate", 0.2))
+        asked = house.request("POST", f"/jobs/{job_id}/cancel")
+        house.kill("worker")
+        cancelled = house.finished(job_id)
+        again = house.request("POST", f"/jobs/{job_id}/retry")
+        finished = house.finished(job_id)
+
+    assert (asked.status_code, again.status_code) == (202, 202)
+    assert [cancelled["status"], finished["status"]] == ["cancelled", "succeeded"], finished["reason"]
+    assert finished["drafter"]["digest"] == undisturbed["drafter"]["digest"]
+
+
+def test_every_stage_that_computes_is_disturbed_and_every_part_dies():
+    moments = [moment for kills in SCHEDULES.values() for moment in kills]
+    assert len(moments) >= 10
+    assert {stage for _, stage, _ in moments} >= {"prepare", "canary", "generate", "train", "evaluate", "package"}
     assert {part for kills in SCHEDULES.values() for part, _, _ in kills} == set(House.PARTS)
