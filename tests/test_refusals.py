@@ -8,6 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
+import struct
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +164,23 @@ def same_questions(job: Job, _folder: Path) -> None:
     write_jsonl(Path(job["evaluation"]["prompts"][0]["uri"]), [{"prompt": ask} for ask in asks])
 
 
+def zipped(job: Job, folder: Path) -> None:
+    with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("train.jsonl", b"a" * 50_000_000)
+    job["datasets"][0]["uri"] = str(folder / "bomb.zip")
+
+
+def vast(name: str) -> Spoil:
+    """Make a file of the verifier one of terabytes that takes no disk."""
+
+    def spoil(job: Job, _folder: Path) -> None:
+        os.truncate(Path(job["verifier"]["model"]) / name, 1 << 42)
+
+    return spoil
+
+
+PARQUET = b"PAR1" + b"\xff" * 999 + struct.pack("<I", 0xFFFFFFFF) + b"PAR1"
+"""Whose footer claims 4 GiB."""
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLES = "{% set n = namespace(x={}) %}{% for i in range(99) %}{% set n.x = {1: n.x, 2: n.x} %}{% endfor %}{{ n.x }}"
 
@@ -206,6 +226,12 @@ REFUSALS: dict[str, tuple[Spoil, str, str]] = {
     "a line of 5 MB": (bytes_of(b'{"prompt": "' + b"a" * 5_000_000 + b'"}'), "dataset.line_too_long", "/datasets/0/uri"),
     "a line of terabytes": (special(lambda p: (p.touch(), os.truncate(p, 1 << 42))), "dataset.line_too_long", "/datasets/0/uri"),
     "a bomb in gzip": (bytes_of(gzip.compress(b"a" * 100_000_000)), "dataset.line_too_long", "/datasets/0/uri"),
+    "a bomb in gzip in gzip": (bytes_of(gzip.compress(gzip.compress(b"a" * 100_000_000))), "dataset.not_jsonl", "/datasets/0/uri"),
+    "a bomb in zip": (zipped, "dataset.not_jsonl", "/datasets/0/uri"),
+    "a file of Parquet": (bytes_of(PARQUET), "dataset.not_jsonl", "/datasets/0/uri"),
+    "a config of terabytes": (vast("config.json"), "verifier.config", "/verifier/model"),
+    "a tokenizer of terabytes": (vast("tokenizer.json"), "verifier.tokenizer", "/verifier/model"),
+    "weights with terabytes that nobody names": (vast("model.safetensors"), "verifier.weights", "/verifier/model"),
     "half a gzip file": (bytes_of(gzip.compress(b'{"prompt": "a"}\n' * 99)[:-9]), "dataset.format", "/datasets/0/uri"),
     "a thousand and one turns": (rows([turn(("user", "assistant")[i % 2]) for i in range(1001)]), "dataset.format", "/datasets/0/uri"),
     "a dataset in UTF-16": (bytes_of('{"prompt": "a"}\n'.encode("utf-16")), "dataset.not_jsonl", "/datasets/0/uri"),
@@ -243,6 +269,36 @@ def test_it_is_refused_with_code_field_and_remedy(name: str, client: TestClient,
     assert problem["errors"][0]["pointer"] == pointer
     assert problem["remedy"]
     assert client.get("/jobs").json()["data"] == []
+
+
+PLACES: dict[str, Callable[[Job, str], object]] = {
+    "/datasets/0/uri": lambda job, uri: job["datasets"][0].update(uri=uri),
+    "/evaluation/prompts/0/uri": lambda job, uri: job["evaluation"]["prompts"][0].update(uri=uri),
+    "/verifier/model": lambda job, uri: job["verifier"].update(model=uri),
+}
+ELSEWHERE = (
+    "http://127.0.0.1:{port}/x.jsonl", "http://localhost:{port}/x.jsonl", "http://[::ffff:127.0.0.1]:{port}/x.jsonl",
+    "http://2130706433:{port}/x.jsonl", "http://0x7f.1:{port}/x.jsonl", "http://user@127.0.0.1:{port}/x.jsonl",
+    "http://127.0.0.1.nip.io:{port}/x.jsonl", "HTTPS://127.0.0.1:{port}/x.jsonl", "ftp://127.0.0.1:{port}/x",
+    "http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://metadata.google.internal/",
+    "s3://bucket/x?endpoint=http://127.0.0.1:{port}", "hf:org/model", "gopher://127.0.0.1:{port}/_x",
+    "file://127.0.0.1:{port}/x", "//127.0.0.1:{port}/x", "\\\\127.0.0.1\\x",
+)  # fmt: skip
+"""Addresses of this machine, of private networks and of clouds' metadata, in the spellings that get past lists."""
+
+
+@pytest.mark.parametrize("pointer", PLACES)
+def test_no_address_in_a_job_makes_the_api_call_anybody(pointer: str, client: TestClient, job: Job):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for form in ELSEWHERE:
+            uri = form.format(port=listener.getsockname()[1])
+            PLACES[pointer](job, uri)
+            refused = client.post("/jobs", json=job)
+            assert (refused.status_code, refused.json()["pointer"]) == (422, pointer), (uri, refused.text)
+            assert refused.json()["code"] in ("source.scheme", "source.not_allowed"), uri
+        with pytest.raises(BlockingIOError):  # nobody knocked
+            listener.accept()
 
 
 def test_others_are_served_while_a_costly_job_is_looked_at(client: TestClient, job: Job, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle3_core.data.sources import SourceNotAllowed, SourceScheme, fingerprint, resolve
+from eagle3_core.data.sources import SourceNotAllowed, SourceScheme, fingerprint, resolve, roots_of
 
 
 @pytest.fixture
@@ -46,6 +46,18 @@ def test_what_leads_out_of_the_roots_is_refused_whether_it_exists_or_not(root, u
 
     assert (caught.value.code, caught.value.pointer) == ("source.not_allowed", "/datasets/0/uri")
     assert "operator" in caught.value.remedy
+
+
+def test_a_tenant_s_root_holds_that_tenant_s_files_only(tmp_path):
+    for name in ("red", "blue"):
+        (tmp_path / name).mkdir()
+    roots = [tmp_path / "{tenant}", tmp_path / "models"]
+
+    assert resolve(f"{tmp_path}/red/x.jsonl", roots_of("red", roots)) == tmp_path / "red/x.jsonl"
+    assert resolve(f"{tmp_path}/models/x", roots_of("red", roots)) == tmp_path / "models/x"
+    for uri in (f"{tmp_path}/blue/x.jsonl", f"{tmp_path}/red/../blue/x.jsonl", f"{tmp_path}/{{tenant}}/x.jsonl"):
+        with pytest.raises(SourceNotAllowed, match="red"):
+            resolve(uri, roots_of("red", roots))
 
 
 def test_without_roots_nothing_is_allowed(root):

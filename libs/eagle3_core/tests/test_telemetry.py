@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from eagle3_core.telemetry import logs, traces
 from eagle3_core.telemetry.scrape import MetricsAddress, Scrapable, port_of
+from eagle3_core.telemetry.secrets import HIDDEN, hide, named_secret
 
 
 class Terminal(io.StringIO):
@@ -84,8 +85,23 @@ def test_a_secret_is_in_no_line_and_in_no_traceback(lines, text, secret):
 
     whole = json.dumps(lines())
     assert secret not in whole
-    assert whole.count(logs.HIDDEN) >= 4
+    assert whole.count(HIDDEN) >= 4
     assert "ValueError" in whole
+
+
+def test_names_say_what_is_secret_and_counts_of_tokens_are_not():
+    secret = ("AERIE_API_KEY", "hf_token", "TOKEN", "aws_secret_access_key", "db_password", "Set-Cookie", "tokens")
+    plain = ("max_tokens", "tokens_per_second", "num_tokens", "key", "tokenizer", "keyboard", "stage")
+    assert [name for name in secret if not named_secret(name)] == ["tokens"]
+    assert [name for name in plain if named_secret(name)] == []
+
+
+def test_a_known_secret_is_hidden_wherever_it_stands_and_a_short_word_is_not():
+    known = ["swordfish-1", "swordfish-1-longer", "fish"]
+
+    assert hide({"a": ["x swordfish-1-longer y"], "b": 7, "fish": "a fish"}, known) == {
+        "a": [f"x {HIDDEN} y"], "b": 7, "fish": "a fish",
+    }  # fmt: skip
 
 
 def test_a_person_at_a_terminal_reads_words(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +160,20 @@ def test_what_belongs_to_another_tenant_is_not_there_on_any_route(closed, docume
         assert len(closed.http.get(path, headers=red).json()["data"]) == 1
     assert closed.http.get(f"/jobs?after={job}", headers=blue).json()["code"] == "job.missing"
     assert closed.http.get(f"/jobs/{job}", headers=red).json()["status"] == "succeeded"
+
+
+def test_a_job_is_looked_at_with_its_own_tenant_s_folders(make_api, document, tmp_path):
+    asked = []
+
+    def look(spec, roots):
+        asked.append([str(root) for root in roots])
+        uris = [source.uri for source in (*spec.datasets, *spec.evaluation.prompts)]
+        return SimpleNamespace(sources=dict.fromkeys(["verifier", *uris], "d"), warnings=[], train_peak_bytes=1)
+
+    api = make_api(keys_required=True, preflight=look, file_roots=(tmp_path / "{tenant}", tmp_path / "models"))
+    for name in ("red", "blue"):
+        assert api.http.post("/jobs:plan", json=document(), headers=tenant(api, name)).status_code == 200
+    assert asked == [[f"{tmp_path}/red", f"{tmp_path}/models"], [f"{tmp_path}/blue", f"{tmp_path}/models"]]
 
 
 def test_tenants_share_neither_names_nor_keys_nor_results(closed, document):

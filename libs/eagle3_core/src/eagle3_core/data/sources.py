@@ -31,6 +31,11 @@ class SourceNotAllowed(AerieError):
     code, status = "source.not_allowed", 422
 
 
+def roots_of(tenant: str, roots: Sequence[Path]) -> tuple[Path, ...]:
+    """The folders of one tenant: `{tenant}` in a root that the operator lists stands for the tenant's name."""
+    return tuple(Path(str(root).replace("{tenant}", tenant)) for root in roots)
+
+
 def resolve(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> Path:
     """The real path that `uri` (`file:///PATH` or an absolute path) names. It may not exist: whoever opens it says what is missing.
 

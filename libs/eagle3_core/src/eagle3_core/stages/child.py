@@ -27,6 +27,7 @@ from typing import IO, NoReturn
 
 from pydantic import ValidationError
 
+from eagle3_core.data.sources import roots_of
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import Cause
 from eagle3_core.jobs.wire import Assignment, ChildMessage, Commit, Failure
@@ -112,8 +113,9 @@ class Child:
             self._preload.enough()
             self._preload.wait()
         with tempfile.TemporaryDirectory(prefix="unit-", dir=self._scratch, ignore_cleanup_errors=True) as scratch:
+            roots = roots_of(assignment.tenant, self._file_roots)
             return self._run(
-                StageContext(assignment, self._store, Path(scratch), reporter, self._file_roots, self._warm, self.stop)
+                StageContext(assignment, self._store, Path(scratch), reporter, roots, self._warm, self.stop)
             )
 
 

@@ -12,9 +12,8 @@ named like one is replaced before a line is written, tracebacks included.
 from __future__ import annotations
 
 import logging
-import re
 import sys
-from collections.abc import Generator, MutableMapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
@@ -22,15 +21,9 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
+from eagle3_core.telemetry.secrets import hide
+
 Form = Literal["json", "text"]
-HIDDEN = "[secret]"
-_NAMED = re.compile(r"(?i)(token|secret|password|passwd|authorization|api_?key|credential)")
-_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {HIDDEN}"),
-    (re.compile(r"\baerie_([0-9a-f]{16})_[A-Za-z0-9_-]{43}"), rf"aerie_\1_{HIDDEN}"),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{HIDDEN}@"),
-    (re.compile(r"(?i)\b(X-Amz-(?:Signature|Credential|Security-Token))=[^\s&'\"]+"), rf"\1={HIDDEN}"),
-)
 _about: ContextVar[dict[str, Any] | None] = ContextVar("aerie_log_fields", default=None)
 
 
@@ -96,19 +89,4 @@ def _add_about(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _hide(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    return _hidden(event)
-
-
-def _hidden(value: Any) -> Any:
-    if isinstance(value, str):
-        for pattern, put in _SECRETS:
-            value = pattern.sub(put, value)
-        return value
-    if isinstance(value, MutableMapping):
-        return {
-            name: HIDDEN if _NAMED.search(str(name)) and isinstance(inner, str) else _hidden(inner)
-            for name, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_hidden(inner) for inner in value]
-    return value if isinstance(value, int | float | bool | None) else _hidden(str(value))
+    return hide(event)

@@ -29,6 +29,7 @@ from aerie_api.leases.vetting import Vetting
 from aerie_api.tables import LIVING, StageRow, Unit
 from aerie_api.tables import Job as JobRow
 from aerie_api.tenants.repository import AuditRepository, TenantRepository, UsageRepository
+from eagle3_core.data.sources import roots_of
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
@@ -135,7 +136,8 @@ class JobService:
         spec = parse_job(document)
         with self._db.read() as session:
             self._check_name(session, spec.name, None)
-        looked = self._preflight(spec, self._roots)  # reads files: never inside a writing transaction
+        # It reads files: never inside a writing transaction.
+        looked = self._preflight(spec, roots_of(self._tenant, self._roots))
         try:
             return self._store(spec, looked, owned)
         except IntegrityError:  # another request took the name between our look and our commit
@@ -170,7 +172,7 @@ class JobService:
     def plan(self, document: Any) -> JobPlan:
         """What a job would do; nothing is stored. Raises what `create` raises."""
         spec = parse_job(document)
-        looked = self._preflight(spec, self._roots)
+        looked = self._preflight(spec, roots_of(self._tenant, self._roots))
         with self._db.write() as session:  # a writer: results whose objects are gone are dropped from the cache
             self._check_name(session, spec.name, None)
             forecast = self._planner.forecast(session, self._tenant, spec, looked.sources)
