@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie_verifier.config import CaptureConfig
-from aerie_verifier.launcher import Server, ServerConfig
+from eagle3_core.engine.config import CaptureConfig, ServerConfig
+from eagle3_core.engine.server import Server
 from eagle3_core.testing import tiny_verifier
 
 HERE = Path(__file__).parent

@@ -11,8 +11,8 @@ import torch
 from conftest import AUX_LAYERS, Launch, capture_to
 from references import Reference, cosine, stored
 
-from aerie_verifier.launcher import Server
 from eagle3_core.digests import digest_bytes
+from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
 from eagle3_core.verifier.receipt import prompt_digest
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import Launch, capture_to
 
 from aerie_verifier.frontdoor import CaptureRefused
-from aerie_verifier.launcher import Server
 from aerie_verifier.writer import SinkFailed
+from eagle3_core.engine.server import Server
 
 
 @pytest.fixture(scope="module")

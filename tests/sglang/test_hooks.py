@@ -10,12 +10,13 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from aerie_verifier import attach
-from aerie_verifier.config import VARIABLE, CaptureConfig, CaptureMisconfigured
+from aerie_verifier.config import CaptureMisconfigured
 from aerie_verifier.engine import Capture, LayersDiffer
 from aerie_verifier.frontdoor import FrontDoor
 from aerie_verifier.mailbox import Mailbox
 from aerie_verifier.plugin import register
 from aerie_verifier.writer import Captured
+from eagle3_core.engine.config import CAPTURE_VARIABLE, CaptureConfig
 
 CONFIG = CaptureConfig(sink="file:///nowhere", aux_layers=(2, 4, 5))
 HIDDEN = 4
@@ -80,14 +81,14 @@ def test_a_function_that_moved_or_changed_stops_the_server_with_its_name() -> No
 
 
 def test_the_engines_loader_cannot_swallow_what_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "{}")
+    monkeypatch.setenv(CAPTURE_VARIABLE, "{}")
 
     with pytest.raises(SystemExit, match=r"capture.config"):
         register()
 
 
 def test_another_version_of_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, CONFIG.model_dump_json())
+    monkeypatch.setenv(CAPTURE_VARIABLE, CONFIG.model_dump_json())
     monkeypatch.setattr(attach, "SUPPORTED", ("0.5.24",))
 
     with pytest.raises(CaptureMisconfigured, match=r"this is SGLang 0\.5\.23"):

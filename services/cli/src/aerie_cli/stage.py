@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -123,7 +124,8 @@ def stage(
         with Terminal() as terminal:
             store = LocalStore(folder / "objects")
             chain = Chain(spec, store, folder, file_roots, reporter=terminal, stop=stop.event)
-            outcome = chain.run(STAGES[name].name)
+            with closing(chain):
+                outcome = chain.run(STAGES[name].name)
     except Preempted:
         say_error(
             Stopped(f"{name} was asked to stop", remedy="run the same command again: it goes on where it was"), as_json

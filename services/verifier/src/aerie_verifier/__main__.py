@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from aerie_verifier.launcher import Server, ServerConfig
+from eagle3_core.engine.config import ServerConfig
+from eagle3_core.engine.server import Server
 from eagle3_core.errors import AerieError, InvalidRequest
 
 

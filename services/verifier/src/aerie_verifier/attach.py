@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aerie_verifier.config import SUPPORTED, CaptureConfig, CaptureMisconfigured, read_config
+from aerie_verifier.config import CaptureMisconfigured, read_config
 from aerie_verifier.engine import Capture, engine_version
 from aerie_verifier.frontdoor import FrontDoor
 from aerie_verifier.mailbox import Mailbox, prepare_address
+from eagle3_core.engine.config import SUPPORTED, CaptureConfig
 
 SRT = "sglang.srt"
 CONFIRM = f"{SRT}.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"

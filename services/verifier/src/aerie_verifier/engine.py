@@ -27,10 +27,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from aerie_verifier import __version__
-from aerie_verifier.config import CaptureConfig, CaptureMisconfigured
+from aerie_verifier.config import CaptureMisconfigured
 from aerie_verifier.gathering import CaptureIncomplete, Chunk, PromptStates
 from aerie_verifier.mailbox import Sender
 from aerie_verifier.writer import BackgroundWriter, Captured, Origin, Tell, failed
+from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.location import store_at
 

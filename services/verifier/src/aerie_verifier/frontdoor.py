@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from aerie_verifier.config import CaptureConfig
 from aerie_verifier.mailbox import Mailbox
+from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.errors import AerieError
+from eagle3_core.verifier.receipt import RECEIPT_FIELD
 
-RECEIPT_FIELD = "aerie_receipt"
-"""Field of an answer's `meta_info` that holds the receipt."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,127}")
 
 

@@ -14,7 +14,7 @@ from eagle3_core.jobs.spec import JobSpec
 HEAD = """# A job, field by field
 
 This page is made from the job model (`python -m eagle3_core.jobs.docs`). A job is one JSON (or YAML) document; fields
-that are not listed here are refused, those for what this version cannot do yet (engines other than transformers, several
+that are not listed here are refused, those for what this version cannot do yet (other engines than transformers and SGLang, several
 machines) among them. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
 """
 

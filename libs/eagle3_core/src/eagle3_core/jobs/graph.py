@@ -18,6 +18,10 @@ StageName = Literal["prepare", "canary", "generate", "extract", "vocab", "train"
 Queue = Literal["prep", "extract", "train", "evaluate"]
 
 
+SERVING = ("endpoint", "tensor_parallel", "engine")
+"""Fields of the verifier that say how an engine serves it, for the stages that serve nothing."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage: `reads` names the stages whose manifests it gets, `sections` the parts of the job it depends on."""
@@ -40,7 +44,7 @@ STAGES: dict[StageName, Stage] = {
     for stage in (
         # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
         Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 3,
-              drops={"verifier": ("backend", "device"), "extraction": ("codec", "shard_bytes"),
+              drops={"verifier": ("backend", "device", *SERVING), "extraction": ("codec", "shard_bytes"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "gate"),
                      "data": ("val_ratio", "unit_samples")}),
@@ -50,16 +54,17 @@ STAGES: dict[StageName, Stage] = {
                      "evaluation": ("prompts", "max_prompts", "unit_prompts", "gate", "max_new_tokens"),
                      "data": ("unit_samples", "bad_rows_limit")}),
         Stage("generate", "extract", ("prepare",), ("verifier", "data"), 2, fans_out=True,
-              drops={"data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
-        Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True),
+              drops={"verifier": ("engine",), "data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
+        Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 1, fans_out=True,
+              drops={"verifier": ("engine", "endpoint")}),
         Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 3,
-              drops={"verifier": ("dtype", "backend", "device", "revision")}),
+              drops={"verifier": ("dtype", "backend", "device", "revision", *SERVING)}),
         Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 4,
-              drops={"verifier": ("backend",),
+              drops={"verifier": ("backend", *SERVING),
                      "data": ("unit_samples", "bad_rows_limit", "regenerate", "max_samples", "max_seq_len"),
                      "training": ("keep_checkpoints", "checkpoint_every_steps", "num_workers")}),
         Stage("evaluate", "evaluate", ("prepare", "generate", "train"), ("verifier", "evaluation"), 4, fans_out=True,
-              drops={"evaluation": ("prompts", "gate")}),
+              drops={"verifier": ("engine", "endpoint"), "evaluation": ("prompts", "gate")}),
         Stage("package", "prep", ("vocab", "train", "evaluate"), ("verifier", "data", "training", "evaluation"), 3, names=True),
     )
 }  # fmt: skip

@@ -16,12 +16,12 @@ from eagle3_core.errors import InvalidRequest, json_pointer
 from eagle3_core.jobs.sections.base import Section
 from eagle3_core.jobs.sections.evaluation import Evaluation, Gate
 from eagle3_core.jobs.sections.resources import Resources, StageResources
-from eagle3_core.jobs.sections.sources import Data, DatasetSpec, Regenerate, VerifierSpec
+from eagle3_core.jobs.sections.sources import Data, DatasetSpec, EngineTuning, Regenerate, VerifierSpec
 from eagle3_core.jobs.sections.states import Extraction, Vocab
 from eagle3_core.jobs.sections.training import Training
 
 __all__ = [
-    "Data", "DatasetSpec", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources", "Section",
+    "Data", "DatasetSpec", "EngineTuning", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources", "Section",
     "StageResources", "Training", "VerifierSpec", "Vocab", "parse_job",
 ]  # fmt: skip
 

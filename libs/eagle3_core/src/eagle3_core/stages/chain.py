@@ -121,7 +121,7 @@ class Chain:
         self._job_id = job_id or spec.name
         self.reporter: Reporter = reporter or Silent()
         self._sources = dict(sources) if sources is not None else self._preflight()
-        self._warm = warm or Warm()
+        self._warm, self._own_warm = warm or Warm(), warm is None
         self._stop = stop or threading.Event()
         self._ledger = Ledger(folder / "ledger.json")
         self._outcomes: dict[StageName, Outcome] = {}
@@ -131,6 +131,11 @@ class Chain:
         for warning in checked.warnings:
             self.reporter.log(LogLine(at=time.time(), level="warning", text=warning))
         return dict(checked.sources)
+
+    def close(self) -> None:
+        """Let go what was kept between stages, where this chain keeps it."""
+        if self._own_warm:
+            self._warm.release()
 
     def seed(self, name: StageName, outputs: list[Output]) -> None:
         """Take `outputs` (one for each unit) as the result of stage `name` instead of running it."""

@@ -81,13 +81,16 @@ class Child:
     def serve(self, lines: Iterable[bytes]) -> int:
         """Run what `lines` assign, until they end (0) or this process is asked to stop (75)."""
         self._channel.send(ChildMessage(ready=True))
-        for line in lines:
-            self._busy = True
-            self._channel.send(self.answer(line))
-            self._busy = False
-            if self.stop.is_set():
-                return EX_TEMPFAIL
-        return 0
+        try:
+            for line in lines:
+                self._busy = True
+                self._channel.send(self.answer(line))
+                self._busy = False
+                if self.stop.is_set():
+                    return EX_TEMPFAIL
+            return 0
+        finally:
+            self._warm.release()
 
     def answer(self, line: bytes) -> ChildMessage:
         """The commit or the failure of the unit that `line` assigns."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from eagle3_core.cores import unit_threads, usable_cores
 from eagle3_core.jobs.graph import StageName
@@ -39,6 +39,15 @@ class Reporter(Protocol):
         ...
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """What has to be ended before it is let go: an engine's server, which is a process of its own."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 @dataclass
 class Warm:
     """What a process keeps between units: the loaded verifier, by what it was loaded from."""
@@ -48,9 +57,16 @@ class Warm:
     def get(self, key: str, load: Any) -> Any:
         """The thing under `key`; any other is let go before `load()` makes it, so two never share the memory."""
         if key not in self.held:
-            self.held.clear()
+            self.release()
             self.held[key] = load()
         return self.held[key]
+
+    def release(self) -> None:
+        """Let go what is held."""
+        while self.held:
+            _, kept = self.held.popitem()
+            if isinstance(kept, Closes):
+                kept.close()
 
 
 @dataclass

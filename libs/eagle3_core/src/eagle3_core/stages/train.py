@@ -49,7 +49,7 @@ def train(ctx: StageContext) -> Commit:
     ranks = _ranks(ctx, device)
     folder = ctx.scratch
     if device == "cuda":
-        ctx.warm.held.clear()  # a verifier kept by an earlier unit would lie where training needs room
+        ctx.warm.release()  # a verifier kept by an earlier unit would lie where training needs room
     if ranks > 1:
         folder = ctx.scratch / "ranks"
         told = train_together(ctx, folder, ranks, device)

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from eagle3_core.digests import digest_bytes
 
+RECEIPT_FIELD = "aerie_receipt"
+"""Field of an answer's `meta_info` that holds the receipt."""
+
 
 class Receipt(BaseModel):
     """Captured states of one prompt."""

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from eagle3_core.jobs.sections.base import Positive, Section, Share
+
+
+class EngineTuning(Section):
+    """How much the engine takes and does at a time. null leaves a number to the engine, which knows its GPU."""
+
+    memory_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    """Share of a GPU's memory for weights and KV cache."""
+
+    kv_cache_tokens: Positive | None = None
+    """Tokens that the KV cache holds."""
+
+    chunked_prefill_tokens: Positive | None = None
+    """Longest piece of a prompt that is computed in one pass."""
+
+    max_running_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Requests that are decoded side by side."""
+
+    in_flight: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Most requests sent at a time. Fewer are, while more would not be faster."""
 
 
 class VerifierSpec(Section):
@@ -22,11 +41,28 @@ class VerifierSpec(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision in which the verifier runs. Losslessness is exact only in float32."""
 
-    backend: Literal["transformers"] = "transformers"
-    """Engine that generates and captures."""
+    backend: Literal["transformers", "sglang"] = "transformers"
+    """Engine that generates, captures and serves for the measurement. `sglang` needs a worker that has SGLang."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs; `auto` takes a GPU where there is one."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=2048)] | None = None
+    """Address of a running SGLang server with this verifier, which then writes the answers; the operator lists those
+    that may be named. null = each worker starts a server of its own. States are always captured by a worker's own."""
+
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs over which a worker's own server splits the verifier."""
+
+    engine: EngineTuning = EngineTuning()
+
+    @model_validator(mode="after")
+    def _engine_of_its_own(self) -> VerifierSpec:
+        if self.backend != "sglang":
+            settings = {"endpoint": None, "tensor_parallel": 1, "engine": EngineTuning()}
+            if odd := [name for name, default in settings.items() if getattr(self, name) != default]:
+                raise ValueError(f"verifier.{odd[0]} is for backend sglang, and verifier.backend is {self.backend}")
+        return self
 
 
 class DatasetSpec(Section):
