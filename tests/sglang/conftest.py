@@ -6,7 +6,9 @@ it where they can.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,11 +28,23 @@ AUX_LAYERS = (2, 4, 5)
 Launch = Callable[..., Server]
 
 
+CPU_VARIABLES = {
+    "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": str(HERE / "cpu_engine"),
+}  # fmt: skip
+"""The environment of a CPU engine: one thread (two cost 8 ms an operator here), the stand-in kernels on the path."""
+
+
 def cpu_environment() -> dict[str, str]:
-    """The environment of a CPU engine: one thread (two cost 8 ms an operator here), the stand-in kernels on the path."""
+    """This environment, for a CPU engine."""
+    return {**os.environ, **CPU_VARIABLES}
+
+
+def cpu_variables(python: str) -> dict[str, str]:
+    """A worker's settings for the CPU engine in the environment of the interpreter `python`."""
     return {
-        **os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(HERE / "cpu_engine"),
+        "AERIE_SGLANG_PYTHON": python, "AERIE_SGLANG_ENV": json.dumps(CPU_VARIABLES),
+        "AERIE_SGLANG_ARGS": shlex.join(CPU_ARGS), "AERIE_SGLANG_START_S": "500",
     }  # fmt: skip
 
 

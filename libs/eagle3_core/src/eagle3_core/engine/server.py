@@ -22,6 +22,7 @@ from eagle3_core.engine.capture import capture_request, receipt_of
 from eagle3_core.engine.client import Client, ServerFailed
 from eagle3_core.engine.config import CAPTURE_VARIABLE, CaptureConfig, ServerConfig, arguments
 from eagle3_core.engine.settings import EngineSettings
+from eagle3_core.objects.location import store_at
 from eagle3_core.verifier.receipt import Receipt
 
 POLL_S = 0.25
@@ -71,6 +72,11 @@ class Server:
         return self._process.pid
 
     @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
     def client(self) -> Client:
         """Speaks to it."""
         return Client(self.url)
@@ -96,7 +102,7 @@ class Server:
 
     def check(self) -> None:
         """Raise ServerFailed if the server has ended."""
-        if self._process.poll() is not None:
+        if not self.alive:
             raise self._failure(f"the server ended with status {self._process.returncode}")
 
     def healthy(self) -> bool:
@@ -119,6 +125,7 @@ class Server:
         have, want = (receipt.aux_layers, receipt.final), (capture.aux_layers, capture.final)
         if have != want:
             raise self._failure(f"the server captures layers and final norm {have}, asked for were {want}")
+        store_at(capture.sink).delete(receipt.key)  # nobody asked for these states
 
     def _failure(self, what: str) -> ServerFailed:
         end = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")

@@ -69,6 +69,11 @@ class JobSpec(Section):
     def _consistent(self) -> JobSpec:
         if (cut := self.training.max_seq_len) is not None and cut > self.data.max_seq_len:
             raise ValueError("training.max_seq_len may only be smaller than data.max_seq_len")
+        regenerate = self.data.regenerate
+        if regenerate.temperature > 0 and self.verifier.backend != "sglang":
+            raise ValueError("data.regenerate.temperature above 0 needs verifier.backend sglang")
+        if regenerate.top_p < 1 and regenerate.temperature == 0:
+            raise ValueError("data.regenerate.top_p is for sampled answers, and data.regenerate.temperature is 0")
         if self.training.gpus is not None and self.verifier.device == "cpu":
             raise ValueError("training.gpus asks for GPUs, and verifier.device is cpu")
         return self

@@ -1,12 +1,14 @@
-"""Prompts -> the verifier's own greedy answers, and the hidden states of that very pass.
+"""Prompts -> the verifier's own answers, and the hidden states of that very pass where the engine keeps them.
 
 The states are committed as the output of `extract`, under the key that extract's unit has for these answers: what one
-pass computed is not computed again.
+pass computed is not computed again. An engine that keeps none (SGLang) leaves them to `extract`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.evaluate.ngrams import loops
@@ -16,8 +18,8 @@ from eagle3_core.shards.writer import ShardWriter
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.stages.prepare import states_need
-from eagle3_core.stages.warm import reporting, warm_verifier
-from eagle3_core.verifier.base import Decoding, Generated
+from eagle3_core.stages.warm import reporting, warm_engine
+from eagle3_core.verifier.base import Decoding, Generated, Verifier
 from eagle3_core.verifier.contract import CaptureContract
 
 ANSWERS_FILE = "answers.safetensors"
@@ -28,32 +30,40 @@ def generate(ctx: StageContext) -> Commit:
     unit, spec = ctx.assignment.unit, ctx.spec
     (prepared,) = ctx.manifests("prepare")
     prompts = TokenSet.load(ctx.fetch(prepared.file("train.safetensors"))).slice(unit.start, unit.stop)
-    verifier = warm_verifier(ctx)
+    verifier, regenerate = warm_engine(ctx), spec.data.regenerate
     ctx.require_room(states_need(prompts, spec, verifier.identity.hidden_size))
-    contract = verifier.contract("decode")
-    shards = ShardWriter(
-        ctx.scratch, contract, codec=spec.extraction.codec, shard_bytes=spec.extraction.shard_bytes
-    )  # fmt: skip
+    shards = _shards(ctx, verifier) if verifier.keeps_states else None
     how = Decoding(
-        max_new_tokens=spec.data.regenerate.max_new_tokens,
-        batch_size=spec.data.regenerate.batch_size,
+        max_new_tokens=regenerate.max_new_tokens,
+        batch_size=regenerate.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
-        keep_states=True,
+        keep_states=verifier.keeps_states,
         max_seq_len=verifier.identity.longest(spec.data.max_seq_len),
+        temperature=regenerate.temperature,
+        top_p=regenerate.top_p,
     )
     started = time.monotonic()
     answers: dict[int, Generated] = {}
     asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
     for answer in verifier.generate(asked, how, reporting(ctx, len(prompts), "samples")):
         index = answer.index
-        assert answer.states is not None
-        shards.add(prompts.ids[index], prompts.tasks[index], answer.ids, mask_of(answer), answer.states)
+        if shards is not None:
+            assert answer.states is not None
+            shards.add(prompts.ids[index], prompts.tasks[index], answer.ids, mask_of(answer), answer.states)
         answers[index] = Generated(index, answer.ids, answer.prompt_len, answer.ended, None)
     seconds = time.monotonic() - started
     posted_verifier(ctx)
     ref, result = _commit_answers(ctx, prompts, [answers[i] for i in range(len(prompts))], seconds)
-    states = commit_states(ctx, shards, contract, _extract_key(ctx, ref), seconds)
+    if shards is None:
+        return ctx.done(ref, result)
+    states = commit_states(ctx, shards, shards.contract, _extract_key(ctx, ref), seconds)
     return ctx.done(ref, result, [states])
+
+
+def _shards(ctx: StageContext, verifier: Verifier) -> ShardWriter:
+    extraction = ctx.spec.extraction
+    contract = verifier.contract("decode")
+    return ShardWriter(ctx.scratch, contract, codec=extraction.codec, shard_bytes=extraction.shard_bytes)
 
 
 def mask_of(answer: Generated) -> list[int]:
@@ -87,10 +97,11 @@ def _extract_key(ctx: StageContext, answers: ManifestRef) -> str:
 
 
 def commit_states(
-    ctx: StageContext, shards: ShardWriter, contract: CaptureContract, key: str, seconds: float
+    ctx: StageContext, shards: ShardWriter, contract: CaptureContract, key: str, seconds: float,
+    also: Mapping[str, int] = MappingProxyType({}),
 ) -> Output:  # fmt: skip
-    """Commit `shards` as the output of extract's unit `key`."""
+    """Commit `shards` as the output of extract's unit `key`; its result says `also` what was counted on the way."""
     writer = ctx.writer("extract", key)
-    result = {**shards.close(writer), "pass": contract.capture_pass}
+    result = {**shards.close(writer), **also, "pass": contract.capture_pass}
     ref = writer.commit(result, contract=contract.model_dump(mode="json"), timings={"capture_s": seconds})
     return Output(stage="extract", key=key, manifest=ref, result=result)

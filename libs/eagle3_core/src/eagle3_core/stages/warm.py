@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 
 from eagle3_core.digests import digest_json
+from eagle3_core.engine.settings import read_settings
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.verifier.base import Progressed
+from eagle3_core.verifier.sglang import SGLangVerifier
 from eagle3_core.verifier.transformers import TransformersVerifier
 
 CURVE_EVERY_S = 2.0
@@ -35,6 +37,28 @@ def warm_verifier(ctx: StageContext) -> TransformersVerifier:
         [identity.digest, spec.revision, spec.dtype, spec.backend, spec.device, list(layers) if layers else None]
     )
     return ctx.warm.get(key, load)
+
+
+def warm_engine(ctx: StageContext) -> TransformersVerifier | SGLangVerifier:
+    """The job's verifier on the engine that the job names: what generates and captures.
+
+    Raises VerifierChanged, EngineMissing, EndpointNotAllowed, and what loading raises.
+    """
+    spec = ctx.spec.verifier
+    if spec.backend == "transformers":
+        return warm_verifier(ctx)
+    identity, layers = posted_verifier(ctx), ctx.spec.extraction.aux_layers
+    settings = read_settings()
+    stated = spec.model_dump(mode="json", exclude={"model"})
+    key = digest_json([identity.digest, stated, list(layers) if layers else None])
+
+    def start() -> SGLangVerifier:
+        with reading_verifier(ctx) as folder:
+            return SGLangVerifier(folder, spec, layers, identity, settings)
+
+    verifier: SGLangVerifier = ctx.warm.get(key, start)
+    verifier.say, verifier.go_on = ctx.log, ctx.check
+    return verifier
 
 
 def reporting(ctx: StageContext, total: int, unit: str) -> Progressed:

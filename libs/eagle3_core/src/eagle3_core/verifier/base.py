@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagle3_core.errors import AerieError
 from eagle3_core.verifier.contract import CaptureContract
+from eagle3_core.verifier.identity import Identity
 
 STORED_DTYPE = torch.bfloat16
 """States are kept in bfloat16 whatever the verifier runs in: half the bytes, and drafters trained on them accept as
@@ -83,6 +84,10 @@ class Decoding:
     max_seq_len: int | None = None
     """Longest prompt and answer together, in tokens; None = no such limit. An answer has one token at least."""
 
+    temperature: float = 0.0
+    """0 = greedy: the most likely token each time. Engines that cannot do more refuse more."""
+    top_p: float = 1.0
+
     def limit(self, prompt_len: int) -> int:
         """Tokens at which the answer to a prompt of `prompt_len` is cut."""
         room = self.max_new_tokens if self.max_seq_len is None else self.max_seq_len - prompt_len
@@ -96,6 +101,8 @@ class Captured:
     index: int
     """Which of the given sequences."""
     states: States
+    following: int | None = None
+    """The token that the engine says comes after the last one; None if it does not say."""
 
 
 class Progressed(Protocol):
@@ -109,12 +116,16 @@ class Progressed(Protocol):
 class Verifier(Protocol):
     """An engine with the verifier loaded."""
 
+    identity: Identity
+    keeps_states: bool
+    """Whether `generate` keeps the states of its own pass."""
+
     def contract(self, capture_pass: Literal["decode", "prefill"]) -> CaptureContract:
         """How this engine captures."""
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], how: Decoding, on_progress: Progressed) -> Iterator[Generated]:
-        """Greedy answers, each yielded when it is finished."""
+        """Answers, each yielded when it is finished."""
         ...
 
     def capture(

@@ -79,6 +79,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 class TransformersVerifier:
     """A loaded verifier that generates, captures, and runs single passes for the chain decoder."""
 
+    keeps_states = True
+
     def __init__(
         self,
         folder: Path,

@@ -86,13 +86,19 @@ class Regenerate(Section):
     """The verifier writes the answers itself: the largest single lever on acceptance (SpecForge v0.3 release notes)."""
 
     enabled: bool = True
-    """Replace the last assistant turn (or answer the last user turn) by the verifier's own greedy answer."""
+    """Replace the last assistant turn (or answer the last user turn) by the verifier's own answer."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
     """Longest answer, in tokens; a longer one is cut and used as it is."""
 
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Answers decoded side by side."""
+    """Answers decoded side by side, with backend transformers; SGLang makes its own batches."""
+
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 0.0
+    """0 = the verifier's greedy answer. Above it answers are sampled, as it is served: with backend sglang only."""
+
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens that together have this probability; 1 = from all. Only above temperature 0."""
 
 
 class Data(Section):
