@@ -15,6 +15,7 @@ from conftest import cpu_variables
 from references import cosine
 
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.engine.settings import EndpointNotAllowed
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.spec import parse_job
@@ -206,3 +207,37 @@ def test_sampled_answers_differ_from_greedy_ones_and_are_captured_too(
     answers = run.answers()
     assert any(answers.sample(i)[0].tolist() != greedy.get(name) for i, name in enumerate(answers.ids))
     assert run.chain.run("extract").result["checked"] == len(answers)  # what the engine itself said comes next
+
+
+def test_a_server_that_the_operator_lists_writes_the_answers_and_no_other_one_is_started(
+    served: Run, folder: Path, document: dict[str, Any], warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (verifier,) = warm.held.values()
+    monkeypatch.setenv("AERIE_SGLANG_ENDPOINTS", verifier.server().url)
+    job = on_sglang(document)
+    job["verifier"] |= {"endpoint": verifier.server().url}
+
+    run = Run(folder, "endpoint", job, Warm())
+
+    for i in range(SAMPLES):
+        assert run.answers().sample(i)[0].tolist() == served.answers().sample(i)[0].tolist()
+    assert "starting SGLang" not in run.log
+
+
+def test_a_server_that_the_operator_does_not_list_is_never_asked(folder: Path, document: dict[str, Any]) -> None:
+    job = on_sglang(document)
+    job["verifier"] |= {"endpoint": "http://127.0.0.1:1"}
+
+    with pytest.raises(EndpointNotAllowed, match="none of the servers that the operator lists"):
+        Run(folder, "refused", job, Warm()).chain.run("generate")
+
+
+def test_the_canary_runs_every_later_stage_with_the_engine(folder: Path, document: dict[str, Any], warm: Warm) -> None:
+    run = Run(folder, "canary", on_sglang(document), warm)
+
+    result = run.chain.run("canary").result
+
+    assert [stage["name"] for stage in result["stages"]] == [
+        "generate", "extract", "vocab", "train", "evaluate", "package",
+    ]  # fmt: skip
+    assert "extract: the states give the verifier's next token" in run.log

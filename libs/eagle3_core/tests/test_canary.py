@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.engine.settings import EngineMissing
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.spec import parse_job
@@ -77,6 +78,19 @@ def test_nested_progress_moves_one_bar_and_nested_curves_are_dropped():
     assert (reporter.said[0].done, reporter.said[0].total, reporter.said[0].note) == (2.5, 6, "train epoch 1")
     assert reporter.metrics == []
     assert reporter.lines[0].text == "train: hello"
+
+
+def test_a_job_for_an_engine_that_this_worker_lacks_dies_before_any_stage_with_the_remedy(tmp_path, monkeypatch):
+    document = tiny_job(tmp_path)
+    document["verifier"] |= {"backend": "sglang"}
+    ctx = context(tmp_path, document)
+    monkeypatch.setenv("AERIE_SGLANG_PYTHON", str(tmp_path / "nowhere"))
+
+    with pytest.raises(EngineMissing, match="nowhere is no interpreter") as died:
+        canary(ctx)
+
+    assert "AERIE_SGLANG_PYTHON" in died.value.remedy
+    assert ctx.reporter.said == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from eagle3_core.data.corpus import training_samples
 from eagle3_core.data.templates import Chat
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.digests import digest_file
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.refusals import Preempted
@@ -87,6 +87,33 @@ def test_the_last_answer_is_dropped_and_earlier_ones_stay_where_the_verifier_ans
     assert decoded(tmp_path, train, 0).endswith(
         "assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if not enable_thinking %}no thinking\n{% endif %}{% endif %}"
+)
+"""A template that is asked with a mode, as those of reasoning models are."""
+
+
+def test_prompts_are_in_the_mode_that_will_be_served(tmp_path):
+    job = tiny_job(tmp_path)
+    (tmp_path / "verifier" / "chat_template.jinja").write_text(THINKING)
+    prompts: list[str] = []
+    for mode in (True, False):
+        job["data"]["template_arguments"] = {"enable_thinking": mode}
+        _, train, held_out = outcome(context(tmp_path, job, store=LocalStore(tmp_path / str(mode))))
+        prompts += [decoded(tmp_path, train, 0), decoded(tmp_path, held_out, 0)]
+
+    assert [prompt.endswith("assistant\nno thinking\n") for prompt in prompts] == [False, False, True, True]
+
+
+def test_a_job_does_not_say_what_conversations_and_stages_decide(tmp_path):
+    job = tiny_job(tmp_path)
+    job["data"]["template_arguments"] = {"add_generation_prompt": False}
+
+    with pytest.raises(InvalidRequest, match="add_generation_prompt is not for a job to say"):
+        parse_job(job)
 
 
 def test_the_same_inputs_give_the_same_content(tmp_path):

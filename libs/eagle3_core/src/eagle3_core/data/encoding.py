@@ -7,9 +7,9 @@ encodes where it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
 from eagle3_core.confined import Confined, Limits, Say, Unanswered
@@ -70,10 +70,12 @@ class ChatEncoder:
 class ConfinedEncoder:
     """In a process of its own, which ends with the `with` block."""
 
-    def __init__(self, verifier: Identity, limits: Limits) -> None:
+    def __init__(self, verifier: Identity, limits: Limits, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """`arguments`: what the chat template is asked with besides the messages."""
         self._chat = {
             "folder": str(verifier.folder), "template": verifier.chat_template,
             "special_tokens": verifier.special_tokens, "eos_token_ids": list(verifier.eos_token_ids),
+            "arguments": dict(arguments),
         }  # fmt: skip
         self._name = digest_json(self._chat)
         self._process = Confined("eagle3_core.data.encoding:confined", limits)
@@ -131,7 +133,9 @@ def confined(request: Any, say: Say) -> Any:
     if (chat := request.get("chat")) is not None:
         _known.clear()
         _known[name] = ChatEncoder(
-            Chat.load(Path(chat["folder"]), chat["template"], chat["special_tokens"], chat["eos_token_ids"])
+            Chat.load(
+                Path(chat["folder"]), chat["template"], chat["special_tokens"], chat["eos_token_ids"], chat["arguments"]
+            )
         )
     if name not in _known:
         return {"unknown": name}

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import jinja2
@@ -67,8 +68,11 @@ class _Answers(Extension):
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are the names that the template may print (`bos_token`, ...). Raises VerifierTemplate."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """`special_tokens` are the names that the template may print (`bos_token`, ...), `arguments` what it is asked with
+        besides (`enable_thinking`, ...). Raises VerifierTemplate."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, loopcontrols]
         )
@@ -76,7 +80,7 @@ class ChatTemplate:
         names = cast(dict[str, Any], environment.globals)
         names.update(raise_exception=_raise_exception, strftime_now=FIXED_DAY.strftime)
         self._answers = cast(_Answers, environment.extensions[_Answers.identifier])
-        self._special_tokens = dict(special_tokens)
+        self._names: dict[str, Any] = {**special_tokens, **arguments}
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -102,7 +106,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
-                **self._special_tokens,
+                **self._names,
             )
         except Exception as error:  # a template is a program: whatever it raises is its refusal
             raise TemplateRefusal(f"{error or type(error).__name__}"[:200]) from error
@@ -147,9 +151,12 @@ class Chat:
         return cls.load(verifier.folder, verifier.chat_template, verifier.special_tokens, verifier.eos_token_ids)
 
     @classmethod
-    def load(cls, folder: Path, template: str, special_tokens: Mapping[str, str], eos_token_ids: Sequence[int]) -> Chat:
+    def load(
+        cls, folder: Path, template: str, special_tokens: Mapping[str, str], eos_token_ids: Sequence[int],
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Chat:  # fmt: skip
         """The chat of the tokenizer in `folder` and the source of a template. Raises VerifierTokenizer, VerifierTemplate."""
-        return cls(ChatTemplate(template, special_tokens), load_tokenizer(folder), eos_token_ids)
+        return cls(ChatTemplate(template, special_tokens, arguments), load_tokenizer(folder), eos_token_ids)
 
     def encoding(self, text: str) -> Encoding:
         """Tokens and offsets of rendered text: control tokens are recognised, none is added (the template wrote them).

@@ -20,6 +20,9 @@ CAPTURE_VARIABLE = "AERIE_CAPTURE"
 SUPPORTED = ("0.5.23",)
 """Versions of SGLang on which the tests of capture ran. The flag for auxiliary states is new in this one."""
 
+SPARE_TOKENS = 7
+"""Positions (and tokens of the KV cache) that SGLang 0.5.23 keeps free: a prompt has fewer by this (`tp_worker.py`)."""
+
 
 class EngineConfig(BaseModel):
     """A part of a server's configuration: frozen, and closed to unknown fields."""

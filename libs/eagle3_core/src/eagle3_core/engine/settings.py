@@ -158,6 +158,14 @@ def require_allowed(endpoint: str, settings: EngineSettings) -> str:
     return url
 
 
+def require_backend(spec: VerifierSpec, settings: EngineSettings) -> None:
+    """Raise EngineMissing or EndpointNotAllowed unless this machine can run the verifier on the engine that `spec` names."""
+    if spec.backend == "sglang":
+        if spec.endpoint is not None:
+            require_allowed(spec.endpoint, settings)
+        require_engine(settings)
+
+
 def server_config(
     spec: VerifierSpec,
     model: Path,

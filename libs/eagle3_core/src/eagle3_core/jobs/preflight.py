@@ -24,6 +24,7 @@ from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
 from eagle3_core.data.split import held_out
 from eagle3_core.data.templates import Chat, ChatTemplate, TemplateRefusal, load_tokenizer
 from eagle3_core.drafter.config import drafter_config, read_text_config
+from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.train.memory import Demand, Rows
@@ -31,7 +32,7 @@ from eagle3_core.verifier import identity
 from eagle3_core.verifier.agreement import LLAMA_LAYER
 from eagle3_core.verifier.folder import POINTER, VerifierTemplate, VerifierTokenizer, refusal
 from eagle3_core.verifier.identity import Identity
-from eagle3_core.verifier.layers import resolve_layers
+from eagle3_core.verifier.layers import resolve_layers, sglang_engine, to_engine
 
 TRIED_CHARS = 1 << 18
 """Text that is made into tokens to see whether a data set makes a sample: a second or two of work. Longer conversations are
@@ -48,6 +49,12 @@ class VocabSize(AerieError):
     """The draft vocabulary is larger than the verifier's, or too small for the tokens that every answer needs."""
 
     code, status = "vocab.size", 422
+
+
+class EngineTooShort(AerieError):
+    """The engine takes no prompts as long as the job's samples."""
+
+    code, status = "engine.length", 422
 
 
 class InitUnsupported(AerieError):
@@ -174,12 +181,13 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     verifier = identity.inspect(folder, revision=spec.verifier.revision)
     layers = resolve_layers(spec.extraction.aux_layers, verifier.num_layers)
     _check_vocab(spec, verifier)
+    _check_engine(spec, verifier, layers)
     _check_drafter(spec, verifier, layers)
     _check_init(spec, verifier)
     train = [_source(d, f"/datasets/{i}/uri", file_roots) for i, d in enumerate(spec.datasets)]
     prompts = [_source(d, f"/evaluation/prompts/{i}/uri", file_roots) for i, d in enumerate(spec.evaluation.prompts)]
     say("the verifier's chat template", POINTER, cpu_s=TRY_CPU_S)  # compiling one computes its constants
-    template = ChatTemplate(verifier.chat_template, verifier.special_tokens)
+    template = ChatTemplate(verifier.chat_template, verifier.special_tokens, spec.data.template_arguments)
     say("the verifier's tokenizer", POINTER, cpu_s=LOAD_CPU_S)
     chat = Chat(template, load_tokenizer(verifier.folder), verifier.eos_token_ids)
     encoder, renderings = ChatEncoder(chat), Renderings(chat)
@@ -295,6 +303,25 @@ def _check_vocab(spec: JobSpec, verifier: Identity) -> None:
             remedy=f"set it to at least {needed}, better to thousands",
             pointer="/vocab/draft_vocab_size",
         )
+
+
+def _check_engine(spec: JobSpec, verifier: Identity, layers: tuple[int, int, int]) -> None:
+    """Raise EngineTooShort or LayerChoice where SGLang could not compute the job's samples, or not read its layers."""
+    if spec.verifier.backend != "sglang":
+        return
+    to_engine(layers, sglang_engine(str(verifier.text_config.get("model_type", ""))))
+    asked = verifier.longest(spec.data.max_seq_len)
+    held = spec.verifier.engine.kv_cache_tokens
+    for room, what in (
+        (verifier.max_position_embeddings, f"a verifier of {verifier.max_position_embeddings} positions"),
+        (held if held is not None else asked + SPARE_TOKENS, f"a KV cache of {held} tokens"),
+    ):
+        if asked > (most := room - SPARE_TOKENS):
+            raise EngineTooShort(
+                f"samples may have {asked} tokens, and SGLang takes prompts of at most {most} with {what}",
+                remedy=f"set data.max_seq_len to at most {most}, or use backend transformers",
+                pointer="/data/max_seq_len",
+            )
 
 
 def _check_drafter(spec: JobSpec, verifier: Identity, layers: tuple[int, int, int]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_core.data.tokensets import TokenSet
-from eagle3_core.engine.settings import read_settings, require_engine
+from eagle3_core.engine.settings import read_settings, require_backend
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName, stages_of
 from eagle3_core.jobs.refusals import Preempted
@@ -103,8 +103,7 @@ def ten_of(samples: TokenSet) -> TokenSet:
 
 def canary(ctx: StageContext) -> Commit:
     """Prove on ten samples that every later stage of this job can succeed, the packaged drafter's reload included."""
-    if ctx.spec.verifier.backend == "sglang":  # an engine that is not there should not be found out stage by stage
-        require_engine(read_settings())
+    require_backend(ctx.spec.verifier, read_settings())  # what is not there should not be found out stage by stage
     store = LocalStore(ctx.scratch / "objects")
     stages: list[StageName] = [stage.name for stage in stages_of(ctx.spec) if stage.name not in DONE_BEFORE]
     seed = _prepared(ctx, store)

@@ -50,7 +50,7 @@ def prepare(ctx: StageContext) -> Commit:
     train_sources = _sources(ctx, spec.datasets, "/datasets")
     eval_sources = _sources(ctx, spec.evaluation.prompts, "/evaluation/prompts")
     limit = verifier.longest(spec.data.max_seq_len)
-    with ConfinedEncoder(verifier, LIMITS) as encoder:
+    with ConfinedEncoder(verifier, LIMITS, ctx.spec.data.template_arguments) as encoder:
         sampler = Sampler(encoder, limit)
         held_out, keys = held_out_prompts(
             eval_sources, sampler, max_prompts=spec.evaluation.max_prompts, bad_rows_limit=spec.data.bad_rows_limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from eagle3_core.jobs.sections.base import Positive, Section, Share
 
@@ -110,6 +110,16 @@ class Data(Section):
     max_seq_len: Annotated[int, Field(ge=8, le=1048576)] = 4096
     """Longest sample in tokens; longer conversations are cut at the end, prompts that leave no room are dropped."""
 
+    template_arguments: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
+            bool | int | Annotated[str, Field(max_length=256)],
+        ],
+        Field(max_length=16),
+    ] = Field(default_factory=dict)
+    """What the chat template is asked with besides the messages: the mode that will be served, `{"enable_thinking": false}` for
+    one (`chat_template_kwargs` of a served request). It holds for training and held-out prompts alike."""
+
     val_ratio: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.05
     """Share of the samples held back to watch the training loss."""
 
@@ -120,3 +130,10 @@ class Data(Section):
     """Samples of one unit of `generate` and `extract`: what one worker leases and a death costs."""
 
     regenerate: Regenerate = Regenerate()
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _not_the_messages(cls, arguments: dict[str, bool | int | str]) -> dict[str, bool | int | str]:
+        if taken := sorted(arguments.keys() & {"messages", "tools", "documents", "add_generation_prompt"}):
+            raise ValueError(f"{taken[0]} is not for a job to say: conversations and stages decide it")
+        return arguments
