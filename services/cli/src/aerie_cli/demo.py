@@ -249,7 +249,7 @@ def make_report(job: dict[str, Any], drafter: dict[str, Any] | None, seconds: fl
     """What the demo found, as it is written to report.json. The same figures come from GET /jobs/{id}."""
     figures = (
         "verdict", "acceptance_length", "acceptance_by_position", "lossless", "near_tie_share", "seen_ngram_share", "prompts",
-        "looping_share", "predicted_speedup", "reasons",
+        "looping_share", "predicted_speedup", "reasons", "acceptance_length_served", "serving",
     )  # fmt: skip
     return {
         "job_id": job["id"],

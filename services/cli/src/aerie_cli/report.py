@@ -85,15 +85,19 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
     """Acceptance length by task, and what stands beside it."""
     length = job["acceptance_length"]
     head = Text("acceptance length: tokens per verify call", style="bold")
+    served: dict[str, Any] | None = job.get("acceptance_length_served")
+    tasks_served: dict[str, Any] = served["by_task"] if served else {}
     table = Table(box=None, pad_edge=False)
-    for name in ("task", "mean", "95 % interval", "prompts"):
+    for name in ("task", "promised" if served else "mean", *(["served"] if served else []), "95 % interval", "prompts"):
         table.add_column(name, justify="left" if name == "task" else "right", no_wrap=name == "95 % interval")
     for task, row in length["by_task"].items():
-        table.add_row(escape(task), _number(row["mean"]), _interval(row), str(row["prompts"]))
+        beside = [_number((tasks_served.get(task) or {}).get("mean"))] if served else []
+        table.add_row(escape(task), _number(row["mean"]), *beside, _interval(row), str(row["prompts"]))
     table.add_section()
     table.add_row(
-        "[bold]all[/]", f"[bold]{_number(length['mean'])}[/]", _interval(length), str(job.get("prompts") or "")
-    )
+        "[bold]all[/]", f"[bold]{_number(length['mean'])}[/]", *([f"[bold]{_number(served['mean'])}[/]"] if served else []),
+        _interval(length), str(job.get("prompts") or ""),
+    )  # fmt: skip
     positions = ", ".join(_number(p) for p in job.get("acceptance_by_position") or [])
     lines = [
         f"mean over tasks {_number(length.get('macro'))}; accepted at position 1, 2, ...: {positions}",
@@ -106,6 +110,7 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
             f"speed-up predicted (not measured) from costs on this {speed['device']}: {speed['factor']:.2f}x; a verify call "
             f"takes {speed['verify_chain_ms']:.0f} ms, one token {speed['verify_1_ms']:.0f} ms, a draft {speed['draft_ms']:.0f} ms"
         )
+    lines += serving_lines(job)
     verdict = Text.from_markup(f"verdict {coloured(str(job.get('verdict')))}: {escape(_asked(job))}")
     why = [Text(f"  {reason}") for reason in job.get("reasons") or []]
     return Group(head, table, *map(Text, lines), verdict, *why)
@@ -117,6 +122,27 @@ def _asked(job: dict[str, Any]) -> str:
         return f"the gate asks for {thresholds(Gate.model_validate(job['spec']['evaluation']['gate']))}"
     except (KeyError, TypeError, ValueError):  # of an API of another version
         return "the gate's thresholds are not known here"
+
+
+def serving_lines(job: dict[str, Any]) -> list[str]:
+    """What the engine that serves made of the drafter; nothing where none was asked."""
+    if not (serving := job.get("serving")):
+        return []
+    prompts = job.get("prompts") or 0
+    lines = [
+        f"served by {serving['engine']} in {serving['dtype']}: the promised verify calls on "
+        f"{prompts - serving['prompts_counted_otherwise']} of {prompts} prompts; answers "
+        f"{'as' if serving['lossless'] else 'OTHER than'} without the drafter"
+    ]
+    if times := serving.get("speedup"):
+        where = "this CPU (no figure for GPUs)" if serving["device"] == "cpu" else serving["device"]
+        each = ", ".join(
+            f"{at['factor']:.2f}x with {at['in_flight']} in flight ({at['plain_tokens_per_s']:.0f} to "
+            f"{at['drafted_tokens_per_s']:.0f} tokens/s)"
+            for at in times
+        )
+        lines.append(f"speed-up measured in serving on {where}: {each}")
+    return lines
 
 
 def job_view(job: dict[str, Any], width: int = WIDE) -> RenderableType:

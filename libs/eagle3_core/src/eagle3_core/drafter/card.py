@@ -57,8 +57,11 @@ def _head(facts: CardFacts) -> list[str]:
 def _figures(facts: CardFacts) -> list[str]:
     report, evaluation = facts.report, facts.spec.evaluation
     length = report["acceptance_length"]
+    served, serving = report.get("acceptance_length_served"), report.get("serving")
+    tasks_served: Mapping[str, Any] = served["by_task"] if served else {}
     rows = [
         f"| {name} | {task['prompts']} | {task['mean']:.3f} | {task['ci_low']:.3f} to {task['ci_high']:.3f} |"
+        + _cell(tasks_served.get(name))
         for name, task in length["by_task"].items()
     ]
     by_position = " / ".join("-" if share is None else f"{share:.3f}" for share in report["acceptance_by_position"])
@@ -70,12 +73,13 @@ def _figures(facts: CardFacts) -> list[str]:
         f"tokens a verify call, answers of at most {evaluation.max_new_tokens} tokens, verifier in {facts.spec.verifier.dtype}. "
         "Acceptance length = (tokens after the first) / (verify calls); 1.0 is useless.",
         "",
-        "| task | prompts | acceptance length | 95 % interval over prompts |",
-        "|---|---|---|---|",
+        "| task | prompts | acceptance length | 95 % interval over prompts |"
+        + (f" served by {serving['engine']} |" if serving else ""),
+        "|---|---|---|---|" + ("---|" if serving else ""),
         f"| **all, pooled over tokens** | {report['prompts']} | **{length['mean']:.3f}** | "
-        f"{length['ci_low']:.3f} to {length['ci_high']:.3f} |",
+        f"{length['ci_low']:.3f} to {length['ci_high']:.3f} |" + _cell(served),
         *rows,
-        f"| mean over tasks | | {length['macro']:.3f} | |",
+        f"| mean over tasks | | {length['macro']:.3f} | |" + (f" {served['macro']:.3f} |" if served else ""),
         "",
         f"- Acceptance of draft 1, 2, ..., given that those before were accepted: {by_position}.",
         f"- Drafted answers equal the verifier's own: {'yes' if report['lossless'] else 'NO'}"
@@ -89,7 +93,27 @@ def _figures(facts: CardFacts) -> list[str]:
             f"{speed['factor']:.2f} "
             f"(below 1 under an acceptance length of {speed['break_even_acceptance_length']:.2f}). Measure on your own machine."
         )
-    return [*lines, ""]
+    return [*lines, *(_delivery(serving, report["prompts"]) if serving else []), ""]
+
+
+def _cell(served: Mapping[str, Any] | None) -> str:
+    return f" {served['mean']:.3f} |" if served else ""
+
+
+def _delivery(serving: Mapping[str, Any], prompts: int) -> list[str]:
+    """What the engine that serves made of the promise."""
+    same = prompts - serving["prompts_counted_otherwise"]
+    where = "a CPU: no figure for GPUs" if serving["device"] == "cpu" else f"this {serving['device']}"
+    times = [
+        f"{at['factor']:.2f} with {at['in_flight']} in flight ({at['plain_tokens_per_s']:.0f} to "
+        f"{at['drafted_tokens_per_s']:.0f} tokens/s)"
+        for at in serving["speedup"]
+    ]
+    return [
+        f"- Served by {serving['engine']} in {serving['dtype']}: the same tokens in the same verify calls on {same} of "
+        f"{prompts} prompts; its answers with the drafter equal those without: {'yes' if serving['lossless'] else 'NO'}.",
+        *([f"- Speed-up measured in serving on {where}: {', '.join(times)}."] if times else []),
+    ]
 
 
 def _serving(facts: CardFacts) -> list[str]:

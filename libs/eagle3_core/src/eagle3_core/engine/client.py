@@ -155,15 +155,17 @@ class Client:
         bodies: Sequence[Mapping[str, Any]],
         *,
         most: int,
+        steady: bool = False,
         path: str = "/generate",
         check: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[int, Any]]:
         """The answers to `bodies`, each with its place among them, as they come; at most `most` in flight.
 
+        How many are is found by trying, unless `steady` asks for `most` from the start: to measure what that many cost.
         `check` is called between answers and at least twice a second; what it raises ends the whole, as does leaving
         the iterator: the server then drops what is in flight. Raises as `post` does, after some tries.
         """
-        flight = _Flight(self, path, bodies, most)
+        flight = _Flight(self, path, bodies, Concurrency(most, steady=steady))
         try:
             while not flight.done:
                 check()
@@ -179,9 +181,9 @@ class Client:
 class _Flight:
     """Requests in flight. Only its own thread touches it; the threads that ask put what they hear into a queue."""
 
-    def __init__(self, client: Client, path: str, bodies: Sequence[Mapping[str, Any]], most: int) -> None:
+    def __init__(self, client: Client, path: str, bodies: Sequence[Mapping[str, Any]], pace: Concurrency) -> None:
         self._client, self._path, self._bodies = client, path, bodies
-        self._pace = Concurrency(most)
+        self._pace = pace
         self._due = [(0.0, i) for i in range(len(bodies))]  # a heap already: equal times, rising places
         self._tries = [0] * len(bodies)
         self._heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()

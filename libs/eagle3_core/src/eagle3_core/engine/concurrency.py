@@ -18,11 +18,11 @@ GAIN = 1.05
 class Concurrency:
     """The limit on requests in flight, moved by what comes back."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`most` is never exceeded."""
-        self.limit = min(FIRST, most)
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, *, steady: bool = False) -> None:
+        """`most` is never exceeded; `steady` begins with it and leaves it only when the engine turns requests away."""
+        self.limit = most if steady else min(FIRST, most)
         self._ceiling, self._clock = most, clock
-        self._growing, self._best = True, 0.0
+        self._growing, self._best = not steady, 0.0
         self._begin()
 
     def _begin(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from eagle3_core.evaluate.promise import broken_promises
 from eagle3_core.jobs.spec import Gate
 
 
@@ -44,4 +45,5 @@ def decide(report: Mapping[str, Any], gate: Gate) -> tuple[Literal["pass", "fail
         reasons.append("drafted answers differ from the verifier's own")
     if gate.max_looping_share is not None and report["looping_share"] > gate.max_looping_share:
         reasons.append(f"{report['looping_share']:.0%} of the answers loop, {gate.max_looping_share:.0%} may")
+    reasons += broken_promises(report, gate.max_served_gap)
     return ("fail" if reasons else "pass"), reasons

@@ -25,7 +25,8 @@ def reduce(stage: StageName, spec: JobSpec, results: Sequence[Mapping[str, Any]]
 def _reduced(stage: StageName, spec: JobSpec, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if stage == "evaluate":
         rows = [row for result in results for row in result["rows"]]
-        return combine(rows, spec.evaluation, [result["costs"] for result in results if result.get("costs")])
+        parts = ([r[name] for r in results if r.get(name)] for name in ("costs", "serving"))
+        return combine(rows, spec.evaluation, *parts)
     if not STAGES[stage].fans_out:
         (only,) = results
         return dict(only)

@@ -85,6 +85,7 @@ def tiny(spec: JobSpec) -> JobSpec:
                 update={
                     "unit_prompts": PROMPTS,
                     "max_new_tokens": min(NEW_TOKENS, spec.evaluation.max_new_tokens),
+                    "speed_in_flight": (),
                     "gate": Gate(),
                 }
             ),

@@ -1,14 +1,16 @@
 """Drafter + verifier -> what the drafter is worth, on one slice of the held-out prompts.
 
-Every prompt is answered twice, with and without the drafter. Unit results hold one row a prompt; the report and the
-gate's verdict are made from all units together (`evaluate.report`).
+Every prompt is answered twice, with and without the drafter, by this process; with `verifier.backend: sglang` twice more
+by the engine that will serve, which must keep what the first two promise (`evaluate.promise`). Unit results hold one row
+a prompt; the report and the gate's verdict are made from all units together (`evaluate.report`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from safetensors.torch import load_file
@@ -28,6 +30,7 @@ from eagle3_core.shards.manifest import contract_of
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
+from eagle3_core.stages.served import served
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.contract import CaptureContract, agree, differences
@@ -38,37 +41,67 @@ COST_CONTEXT = 100
 
 
 def evaluate(ctx: StageContext) -> Commit:
-    """Measure the drafter on one slice of the held-out prompts."""
-    unit, evaluation = ctx.assignment.unit, ctx.spec.evaluation
+    """Measure the drafter on one slice of the held-out prompts: as promised, and with backend sglang as served too."""
+    unit = ctx.assignment.unit
     (prepared,), (trained,) = ctx.manifests("prepare"), ctx.manifests("train")
     prompts = TokenSet.load(ctx.fetch(prepared.file("eval.safetensors"))).slice(unit.start, unit.stop)
-    verifier = warm_verifier(ctx)
-    running, warnings = verifier.contract("decode"), _compared(ctx, contract_of(trained), verifier)
-    drafter = _drafter(ctx, trained, verifier)
+    drafter = _drafter(ctx, trained)
+    promised = _promise(ctx, prompts, drafter, prepared, trained)
+    result: dict[str, Any] = {"rows": promised.rows, "costs": promised.costs, "warnings": promised.warnings}
+    if ctx.spec.verifier.backend == "sglang":
+        if promised.device == "cuda":
+            ctx.warm.release()  # two servers are to have its memory
+        parts, serving = served(ctx, drafter, _ids(prompts), promised.how, device=promised.device)
+        rows = [{**row, "served": part} for row, part in zip(promised.rows, parts, strict=True)]
+        result |= {"rows": rows, "serving": serving}
+    posted_verifier(ctx)
+    writer = ctx.writer()
+    answered = zip(result["rows"], promised.answers, strict=True)
+    writer.add_json("prompts.json", [{**row, "answer": answer} for row, answer in answered])
+    timings = {"measure_s": promised.seconds} | {k: v for k, v in promised.costs.items() if k.endswith("_ms")}
+    ref = writer.commit({"rows": result["rows"]}, contract=promised.contract, timings=timings)
+    return ctx.done(ref, result)
+
+
+@dataclass(frozen=True)
+class Promised:
+    """What the chain decoder found."""
+
+    rows: list[dict[str, Any]]
+    answers: list[list[int]]
+    costs: dict[str, Any]
+    seconds: float
+    how: Decoding
+    device: Literal["cpu", "cuda"]
+    contract: dict[str, Any]
+    """Of the verifier that measured."""
+    warnings: list[str]
+
+
+def _promise(ctx: StageContext, prompts: TokenSet, drafter: Drafter, prepared: Manifest, trained: Manifest) -> Promised:
+    """Draft and verify in this process. Raises ContractMismatch where the drafter is another verifier's."""
+    evaluation, verifier = ctx.spec.evaluation, warm_verifier(ctx)
+    warnings = _compared(ctx, contract_of(trained), verifier)
+    here = drafter.at(verifier.device, verifier.dtype)
     how = Decoding(
         max_new_tokens=evaluation.max_new_tokens,
         batch_size=evaluation.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
         max_seq_len=verifier.identity.max_position_embeddings,
     )
-    asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
     started = time.monotonic()
     progress = reporting(ctx, len(prompts), "prompts")
-    measured = measure(verifier, drafter, asked, how, num_steps=evaluation.num_steps, on_progress=progress)
+    measured = measure(verifier, here, _ids(prompts), how, num_steps=evaluation.num_steps, on_progress=progress)
     seconds = time.monotonic() - started
     seen = SeenNgrams()
     seen.add(_training_answers(ctx, prepared))
     rows = [_row(ctx, verifier, prompts, m, seen) for m in measured]
     ctx.metric("acceptance_length", acceptance_length(rows)["mean"], unit.stop)
     context = max((m.plain.ids for m in measured), key=len)[:COST_CONTEXT]
-    costs = measure_costs(verifier, drafter, context, evaluation.num_steps)
-    posted_verifier(ctx)
-    writer = ctx.writer()
-    answers = [m.chain.answer for m in measured]
-    writer.add_json("prompts.json", [{**row, "answer": a} for row, a in zip(rows, answers, strict=True)])
-    timings = {"measure_s": seconds} | {k: v for k, v in costs.items() if k.endswith("_ms")}
-    ref = writer.commit({"rows": rows}, contract=running.model_dump(mode="json"), timings=timings)
-    return ctx.done(ref, {"rows": rows, "costs": costs, "warnings": warnings})
+    costs = measure_costs(verifier, here, context, evaluation.num_steps)
+    device = "cuda" if verifier.device.type == "cuda" else "cpu"
+    answers, contract = [m.chain.answer for m in measured], verifier.contract("decode").model_dump(mode="json")
+    return Promised(rows, answers, costs, seconds, how, device, contract, warnings)
 
 
 def _compared(ctx: StageContext, trained: CaptureContract, verifier: TransformersVerifier) -> list[str]:
@@ -84,13 +117,16 @@ def _compared(ctx: StageContext, trained: CaptureContract, verifier: Transformer
     return warnings
 
 
-def _drafter(ctx: StageContext, trained: Manifest, verifier: TransformersVerifier) -> Drafter:
-    """Train's drafter, in the precision and on the device of the verifier."""
+def _ids(prompts: TokenSet) -> list[list[int]]:
+    return [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
+
+
+def _drafter(ctx: StageContext, trained: Manifest) -> Drafter:
+    """Train's drafter in float32."""
     config = DrafterConfig.model_validate_json(ctx.fetch(trained.file(CONFIG_FILE)).read_text())
     state = load_file(ctx.fetch(trained.file(TENSORS_FILE)))
     with reading_verifier(ctx) as folder:
-        drafter = Drafter.from_state(config, state, VerifierParts(folder))
-    return drafter.at(verifier.device, verifier.dtype)
+        return Drafter.from_state(config, state, VerifierParts(folder))
 
 
 def _training_answers(ctx: StageContext, prepared: Manifest) -> Iterator[list[int]]:

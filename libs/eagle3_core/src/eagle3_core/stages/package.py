@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.export import ExportMismatch, require_same, sglang_config, write_sglang, write_speculators
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
+from eagle3_core.evaluate.served import folder_digest
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.stages.context import StageContext
@@ -42,6 +44,7 @@ def package(ctx: StageContext) -> Commit:
         require_same(drafter, dtype, sglang, speculators, parts)
     ctx.log(f"both directories, read back in {ctx.spec.verifier.dtype}, give the trained drafter's logits")
     report = ctx.result("evaluate")
+    _require_served(report, sglang)
     facts = CardFacts(
         spec=ctx.spec, config=drafter.config, contract=contract, digest=ctx.result("train")["digest"], report=report,
         vocab=ctx.result("vocab"), train=ctx.result("train"), prepare=ctx.assignment.results.get("prepare", {}),
@@ -74,6 +77,17 @@ def _drafter(ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Draf
 def _sglang_layers(config: DrafterConfig, dtype: torch.dtype) -> list[int]:
     """The captured layers as the exported config names them."""
     return list(sglang_config(config, dtype)["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+
+
+def _require_served(report: Mapping[str, Any], sglang: Path) -> None:
+    """Raise ExportMismatch where the engine was measured with other files than the ones in `sglang`."""
+    if (serving := report.get("serving")) is None:
+        return
+    if (have := folder_digest(sglang)) != serving["drafter"]:
+        raise ExportMismatch(
+            f"sglang/ digests to {have[:16]}, the files that {serving['engine']} served to {serving['drafter'][:16]}",
+            remedy="run evaluate again: what is handed out must be what was measured",
+        )
 
 
 def _commit(ctx: StageContext, facts: CardFacts, sglang: Path, speculators: Path) -> Commit:

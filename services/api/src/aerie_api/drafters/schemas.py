@@ -33,6 +33,46 @@ class AcceptanceLength(BaseModel):
     by_task: dict[str, TaskAcceptance]
 
 
+class Speedup(BaseModel):
+    """Serving with and without the drafter, timed by turns in one run."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    in_flight: int
+    """Requests that the engine was kept busy with."""
+    plain_tokens_per_s: float
+    drafted_tokens_per_s: float
+    factor: float
+    """Median over rounds of the ratio of the two rates."""
+
+
+class Serving(BaseModel):
+    """What the engine delivered with the drafter."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    engine: str
+    """Name and version."""
+    device: str
+    """Where it ran. What was timed on `cpu` is no figure for GPUs."""
+    dtype: str
+    drafter: str
+    """Digest of the files that were served; the package holds the very same."""
+    exact: bool
+    """Whether every prompt had to take the promised verify calls (float32)."""
+    verify_calls: int
+    prompts_counted_otherwise: int
+    """Prompts on which the engine counted other tokens or other verify calls than were promised."""
+    gap: float
+    """Difference between promised and delivered acceptance length, as a share of the promised."""
+    lossless: bool
+    """Whether its answers with the drafter equal its answers without, or part at near-ties only."""
+    near_tie_share: float
+    calls_by_right_drafts: list[int]
+    """Verify calls by the number of drafts that were right, from none on."""
+    speedup: list[Speedup]
+
+
 class Figures(BaseModel):
     """The evaluation's report."""
 
@@ -41,6 +81,9 @@ class Figures(BaseModel):
     verdict: Literal["pass", "fail"]
     """The gate's decision."""
     acceptance_length: AcceptanceLength
+    acceptance_length_served: AcceptanceLength | None = None
+    """As the engine that serves delivered it."""
+    serving: Serving | None = None
     acceptance_by_position: list[float | None]
     """Chance that the draft at position k is accepted, given that those before it were."""
     lossless: bool
@@ -60,6 +103,8 @@ class Drafter(BaseModel):
     digest: str
     verdict: Literal["pass", "fail"]
     acceptance_length: AcceptanceLength
+    acceptance_length_served: AcceptanceLength | None = None
+    """As the engine that serves delivered it; null where none was asked."""
     created_at: float
 
 

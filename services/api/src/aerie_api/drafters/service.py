@@ -21,6 +21,7 @@ class DrafterService:
             Drafter(
                 name=row.name, job=row.job_id, digest=row.digest, verdict="pass" if row.verdict == "pass" else "fail",
                 acceptance_length=AcceptanceLength.model_validate(row.figures["acceptance_length"]),
+                acceptance_length_served=row.figures.get("acceptance_length_served"),
                 created_at=row.created_at,
             )
             for row in rows[:limit]

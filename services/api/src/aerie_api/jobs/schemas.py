@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aerie_api.drafters.schemas import AcceptanceLength
+from aerie_api.drafters.schemas import AcceptanceLength, Serving
 from aerie_api.problems import Problem
 from eagle3_core.jobs.graph import Queue, StageName
 from eagle3_core.jobs.spec import JobSpec
@@ -105,6 +105,11 @@ class Job(Answer):
     reasons: list[str] | None
     """Why the verdict is `fail`; empty for `pass`."""
     acceptance_length: AcceptanceLength | None
+    """As promised: counted by drafting and verifying in this house's own decoder."""
+    acceptance_length_served: AcceptanceLength | None
+    """As delivered: counted by the engine that serves; null unless `verifier.backend` is `sglang`."""
+    serving: Serving | None
+    """What else the engine said while it served."""
     acceptance_by_position: list[float | None] | None
     lossless: bool | None
     near_tie_share: float | None

@@ -31,6 +31,11 @@ class Gate(Section):
     max_looping_share: Share | None = None
     """Largest share of answers that repeat an 8-gram; looping inflates acceptance."""
 
+    max_served_gap: Share = 0.03
+    """Largest difference between the acceptance length that the chain decoder promises and the one that the engine
+    delivers, as a share of the promised (verifier.backend sglang). In float32 none is allowed: the verify calls of every
+    prompt must be the same."""
+
 
 class Evaluation(Section):
     """How the drafter is measured: real drafting and verifying on held-out prompts."""
@@ -56,5 +61,8 @@ class Evaluation(Section):
     near_tie_logit_gap: Annotated[FiniteFloat, Field(ge=0)] | None = None
     """Largest gap between two logits that still counts as a tie when outputs part. null = 0 in float32, and two steps of
     the number format at logits of 16 to 32 in lower precision: 0.25 in bfloat16, 0.03125 in float16."""
+
+    speed_in_flight: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(max_length=8)] = (1, 4, 16)
+    """Requests in flight at which serving is timed with and without the drafter (verifier.backend sglang). [] = none."""
 
     gate: Gate = Gate()
