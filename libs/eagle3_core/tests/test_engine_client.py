@@ -192,3 +192,11 @@ def test_an_engine_that_turns_away_gets_half_and_then_one_more_at_a_time() -> No
 
     assert pace.limit == 16
     assert run(pace, clock, 3, lambda limit: 100.0) == [17, 18, 19]
+
+
+def test_a_steady_limit_is_there_from_the_start_and_stays_whatever_the_rate() -> None:
+    clock = Clock()
+    pace = Concurrency(16, clock, steady=True)
+
+    assert pace.limit == 16
+    assert run(pace, clock, 3, lambda limit: 1.0) == [16, 16, 16]

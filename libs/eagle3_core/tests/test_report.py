@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_core.evaluate.gate import decide
+from eagle3_core.evaluate.lengths import acceptance_length
 from eagle3_core.evaluate.ngrams import SeenNgrams, loops
-from eagle3_core.evaluate.report import acceptance_length, combine, predicted_speedup
+from eagle3_core.evaluate.report import combine, predicted_speedup
 from eagle3_core.jobs.results import reduce
 from eagle3_core.jobs.spec import DatasetSpec, Evaluation, Gate, parse_job
 

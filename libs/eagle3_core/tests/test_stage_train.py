@@ -14,6 +14,7 @@ import pytest
 from eagle3_core.drafter.export import ExportMismatch
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.evaluate.report import combine
+from eagle3_core.evaluate.served import folder_digest
 from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.jobs.wire import Commit
@@ -42,13 +43,22 @@ class Bench(RandomStates):
         self.results["train"] = commit.output.result
         return commit
 
-    def evaluated(self) -> None:
+    def evaluated(self, served_digest: str | None = None) -> None:
+        """Measured; with a digest also by an engine that served a drafter of these files."""
         rows = [
             {"id": f"p{i}", "task": "words", "tokens": 12, "calls": 6, "proposed": [6, 4, 2], "accepted": [4, 2, 0],
              "lossless": True, "near_tie": False, "looping": False, "seen_ngrams": 1, "ngrams": 5, "answer_tokens": 13}
             for i in range(3)
         ]  # fmt: skip
-        self.results["evaluate"] = combine(rows, parse_job(self.document).evaluation)
+        servings: list[dict[str, Any]] = []
+        if served_digest is not None:
+            servings = [
+                {"engine": "SGLang 0.5.23", "device": "cpu", "dtype": "float32", "drafter": served_digest, "exact": True,
+                 "speedup": [{"in_flight": 4, "plain_tokens_per_s": 50.0, "drafted_tokens_per_s": 60.0, "factor": 1.2}]}
+            ]  # fmt: skip
+            part = {"tokens": 12, "calls": 6, "by_right": [2, 2, 2], "lossless": True, "near_tie": False}
+            rows = [{**row, "served": part} for row in rows]
+        self.results["evaluate"] = combine(rows, parse_job(self.document).evaluation, servings=servings)
         self.inputs["evaluate"] = [self.writer("evaluate").commit({}, contract=self.contract.model_dump(mode="json"))]
 
 
@@ -201,6 +211,38 @@ def test_the_package_holds_both_directories_the_report_and_a_card_to_serve_from(
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in card
     assert "0.667 / 0.500 / 0.000" in card
     assert json.loads(bench.store.get_bytes(manifest.file("contract.json").key)) == manifest.contract
+
+
+def test_files_that_no_engine_served_are_not_packaged_where_one_measured(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.evaluated(served_digest="0" * 64)
+
+    with pytest.raises(
+        ExportMismatch, match=r"sglang/ digests to \w{16}, the files that SGLang 0\.5\.23 served to 0000"
+    ):
+        package(bench.context("package"))
+
+
+def test_the_card_shows_what_was_promised_and_what_was_served_side_by_side(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.trained()
+    bench.evaluated()
+    exported = read_manifest(bench.store, package(bench.context("package")).output.manifest)
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(bench.store.get_bytes(exported.file(f"sglang/{name}").key))
+    bench.inputs.pop("evaluate")
+    bench.evaluated(served_digest=folder_digest(folder))
+
+    commit = package(bench.context("package"))
+
+    card = bench.store.get_bytes(read_manifest(bench.store, commit.output.manifest).file("card.md").key).decode()
+    assert "| 95 % interval over prompts | served by SGLang 0.5.23 |" in card
+    assert "| **all, pooled over tokens** | 3 | **2.000** | 2.000 to 2.000 | 2.000 |" in card
+    assert "the same tokens in the same verify calls on 3 of 3 prompts" in card
+    assert "on a CPU: no figure for GPUs: 1.20 with 4 in flight (50 to 60 tokens/s)" in card
 
 
 def test_a_drafter_that_is_not_the_one_train_reported_is_not_packaged(tmp_path: Path) -> None:

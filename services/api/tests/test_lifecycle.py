@@ -28,6 +28,26 @@ def test_a_job_runs_through_every_stage_and_leaves_a_drafter(api, all_stages):
     assert [(d["name"], d["job"], d["verdict"]) for d in drafters] == [("fox", job["id"], "pass")]
 
 
+def test_what_the_engine_delivered_stands_beside_what_was_promised(api, monkeypatch):
+    served = api.results["package"]["report"]["acceptance_length"] | {"mean": 2.05}
+    serving = {
+        "engine": "SGLang 0.5.23", "device": "cuda", "dtype": "bfloat16", "drafter": "e" * 64, "exact": False,
+        "verify_calls": 40, "prompts_counted_otherwise": 1, "gap": 0.0238, "lossless": True, "near_tie_share": 0.25,
+        "calls_by_right_drafts": [10, 20, 10],
+        "speedup": [{"in_flight": 1, "plain_tokens_per_s": 100.0, "drafted_tokens_per_s": 170.0, "factor": 1.7}],
+    }  # fmt: skip
+    report = api.results["package"]["report"] | {"acceptance_length_served": served, "serving": serving}
+    monkeypatch.setitem(api.results, "package", {"digest": "d" * 64, "report": report})
+    job = api.post()
+    api.worker().run()
+
+    done = api.job(job["id"])
+    assert (done["acceptance_length"]["mean"], done["acceptance_length_served"]["mean"]) == (2.1, 2.05)
+    assert done["serving"] == serving
+    (drafter,) = api.http.get("/drafters").json()["data"]
+    assert drafter["acceptance_length_served"]["mean"] == 2.05
+
+
 def test_posting_answers_202_with_place_and_pause(api, document):
     answer = api.http.post("/jobs", json=document())
     assert answer.status_code == 202

@@ -21,9 +21,9 @@ from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.evaluate.costs import measure_costs
 from eagle3_core.evaluate.decode import Measured, measure
+from eagle3_core.evaluate.lengths import acceptance_length
 from eagle3_core.evaluate.losslessness import compare
 from eagle3_core.evaluate.ngrams import SeenNgrams, loops
-from eagle3_core.evaluate.report import acceptance_length
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.shards.manifest import contract_of

@@ -1,0 +1,47 @@
+"""A measured job on a terminal: what was promised and, where an engine served, what was delivered."""
+
+from typing import Any
+
+from rich.console import Console
+
+from aerie_cli.report import figures_table
+
+LENGTH = {
+    "mean": 2.1, "macro": 2.0, "ci_low": 1.9, "ci_high": 2.3,
+    "by_task": {"math": {"mean": 2.1, "ci_low": 1.9, "ci_high": 2.3, "prompts": 4}},
+}  # fmt: skip
+SERVING = {
+    "engine": "SGLang 0.5.23", "device": "cpu", "dtype": "float32", "prompts_counted_otherwise": 0, "lossless": True,
+    "speedup": [{"in_flight": 4, "plain_tokens_per_s": 40.0, "drafted_tokens_per_s": 52.0, "factor": 1.3}],
+}  # fmt: skip
+
+
+def shown(**more: Any) -> str:
+    """The figures as a person sees them."""
+    console = Console(width=160, record=True, file=None, color_system=None)
+    job = {"acceptance_length": LENGTH, "prompts": 4, "lossless": True, "verdict": "pass", **more}
+    with console.capture() as caught:
+        console.print(figures_table(job))
+    return caught.get()
+
+
+def test_promised_and_served_lengths_stand_side_by_side_with_the_measured_speed():
+    seen = shown(acceptance_length_served={**LENGTH, "mean": 2.05}, serving=SERVING)
+
+    assert seen.splitlines()[1].split() == ["task", "promised", "served", "95", "%", "interval", "prompts"]
+    assert "2.100   2.050" in " ".join(line for line in seen.splitlines() if line.startswith("all"))
+    assert "served by SGLang 0.5.23 in float32: the promised verify calls on 4 of 4 prompts" in seen
+    assert "on this CPU (no figure for GPUs): 1.30x with 4 in flight (40 to 52 tokens/s)" in seen
+
+
+def test_an_engine_that_kept_no_promise_is_said():
+    seen = shown(acceptance_length_served=LENGTH, serving=SERVING | {"prompts_counted_otherwise": 3, "lossless": False})
+
+    assert "the promised verify calls on 1 of 4 prompts; answers OTHER than without the drafter" in seen
+
+
+def test_without_an_engine_nothing_is_said_of_serving():
+    seen = shown(acceptance_length_served=None, serving=None)
+
+    assert "served" not in seen
+    assert seen.splitlines()[1].split() == ["task", "mean", "95", "%", "interval", "prompts"]
