@@ -36,8 +36,13 @@ setup-sglang: .venv-sglang/.ready ## SGLang on the CPU, in a private environment
 	@env -u PYTHONDONTWRITEBYTECODE SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=tests/sglang/cpu_engine .venv-sglang/bin/python -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry'
 	@touch $@
 
-demo: setup ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter
-	@$(RUN)/aerie demo $(DEMO_ARGS)
+BACKEND ?= transformers
+# SGLang's kernels exist for GPUs only: on a CPU the stand-in of the tests takes their place, and only these variables name it.
+SGLANG_ON_CPU = AERIE_SGLANG_PYTHON='$(CURDIR)/.venv-sglang/bin/python' \
+	AERIE_SGLANG_ENV='{"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": "$(CURDIR)/tests/sglang/cpu_engine"}' \
+	AERIE_SGLANG_ARGS='--attention-backend torch_native --disable-cuda-graph --grammar-backend none'
+demo: setup $(if $(filter sglang,$(BACKEND)),setup-sglang) ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter; BACKEND=sglang
+	@$(if $(filter sglang,$(BACKEND)),$(SGLANG_ON_CPU)) $(RUN)/aerie demo --backend $(BACKEND) $(DEMO_ARGS)
 
 servers: setup ## have the real servers of the tests on this machine: PostgreSQL, Redis, S3
 	@PYTHONPATH=tests $(RUN)/python -m servers

@@ -31,23 +31,14 @@ PROMISES: dict[str, Callable[[Report], bool]] = {
     "job_id names a job": lambda r: r["job_id"].startswith("job_"),
     "status is succeeded": lambda r: r["status"] == "succeeded",
     "verdict is pass": lambda r: r["verdict"] == "pass",
-    f"at least {PROMPTS} held-out prompts": lambda r: r["prompts"] >= PROMPTS,
-    f"at least {TASKS} tasks": lambda r: len(r["acceptance_length"]["by_task"]) >= TASKS,
     "every task has its prompts": lambda r: (
         sum(task["prompts"] for task in r["acceptance_length"]["by_task"].values()) == r["prompts"]
     ),
-    "mean is at least 2.0": lambda r: r["acceptance_length"]["mean"] >= 2.0,
-    "ci_low is at least 1.85": lambda r: r["acceptance_length"]["ci_low"] >= 1.85,
     "the interval holds the mean": lambda r: (
         r["acceptance_length"]["ci_low"] <= r["acceptance_length"]["mean"] <= r["acceptance_length"]["ci_high"]
     ),
-    "macro is at least 1.9": lambda r: r["acceptance_length"]["macro"] >= 1.9,
-    "every task's mean is at least 1.5": lambda r: all(
-        task["mean"] >= 1.5 for task in r["acceptance_length"]["by_task"].values()
-    ),
     "lossless is true": lambda r: r["lossless"] is True,
     "near_tie_share is 0 in float32": lambda r: r["near_tie_share"] == 0,
-    "looping_share is at most 0.15": lambda r: 0 <= r["looping_share"] <= 0.15,
     "seen_ngram_share is a share": lambda r: _share(r["seen_ngram_share"]),
     f"acceptance_by_position holds {STEPS} shares": lambda r: (
         len(r["acceptance_by_position"]) == STEPS and all(map(_share, r["acceptance_by_position"]))
@@ -60,11 +51,36 @@ PROMISES: dict[str, Callable[[Report], bool]] = {
     "drafter.sglang_dir is a drafter": lambda r: _is_drafter(r["drafter"]["sglang_dir"]),
     "drafter.speculators_dir is a drafter": lambda r: _is_drafter(r["drafter"]["speculators_dir"]),
 }
+LEVEL: dict[str, Callable[[Report], bool]] = {
+    f"at least {PROMPTS} held-out prompts": lambda r: r["prompts"] >= PROMPTS,
+    f"at least {TASKS} tasks": lambda r: len(r["acceptance_length"]["by_task"]) >= TASKS,
+    "mean is at least 2.0": lambda r: r["acceptance_length"]["mean"] >= 2.0,
+    "ci_low is at least 1.85": lambda r: r["acceptance_length"]["ci_low"] >= 1.85,
+    "macro is at least 1.9": lambda r: r["acceptance_length"]["macro"] >= 1.9,
+    "every task's mean is at least 1.5": lambda r: all(
+        task["mean"] >= 1.5 for task in r["acceptance_length"]["by_task"].values()
+    ),
+    "looping_share is at most 0.15": lambda r: 0 <= r["looping_share"] <= 0.15,
+}
+"""What the drafter of the whole demo reaches."""
+SERVED: dict[str, Callable[[Report], bool]] = {
+    "served as promised": lambda r: r["acceptance_length_served"]["mean"] == r["acceptance_length"]["mean"] >= 1,
+    "every prompt took the promised verify calls": lambda r: r["serving"]["prompts_counted_otherwise"] == 0,
+    "serving is lossless": lambda r: r["serving"]["lossless"] is True,
+    "timed at one, four and sixteen in flight": lambda r: (
+        [at["in_flight"] for at in r["serving"]["speedup"]] == [1, 4, 16]
+    ),
+}
+"""What serving made of the small drafter of `make demo BACKEND=sglang`."""
 
 
 def faults(report: Report) -> list[str]:
-    """Which promises `report` does not keep; a field that is missing, null or of another type keeps none."""
-    return [promise for promise, holds in PROMISES.items() if not _kept(holds, report)]
+    """Which promises `report` does not keep; a field that is missing, null or of another type keeps none.
+
+    A job through SGLang is small: the level that its drafter reaches is not judged, what serving made of it is.
+    """
+    asked = PROMISES | (LEVEL if report.get("serving") is None else SERVED)
+    return [promise for promise, holds in asked.items() if not _kept(holds, report)]
 
 
 def _kept(holds: Callable[[Report], bool], report: Report) -> bool:

@@ -113,7 +113,7 @@ def test_a_script_that_fails_ends_the_demo_with_its_name(tmp_path):
     (tmp_path / "verifier.py").write_text("raise SystemExit(7)")
 
     with pytest.raises(demo.ExampleFailed, match=r"verifier\.py ended with exit status 7"):
-        demo.make_job(tmp_path, tmp_path, [])
+        demo.make_job(tmp_path / "job.json", tmp_path, [])
 
 
 def test_outside_a_checkout_the_demo_says_so(monkeypatch, tmp_path):

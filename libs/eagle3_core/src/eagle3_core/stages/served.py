@@ -62,7 +62,7 @@ def served(
     write_sglang(drafter, folder, getattr(torch, dtype))
     exported = Exported(folder, evaluation.num_steps, folder_digest(folder))
     levels = evaluation.speed_in_flight if ctx.assignment.unit.index == 0 else ()
-    room = _kv_cache_tokens(prompts, how, max(how.batch_size, *levels), exported.num_steps)
+    room = _kv_cache_tokens(prompts, how, max([how.batch_size, *levels]), exported.num_steps)
     with _servers(ctx, exported, device, room) as servers:
         plain, drafting = servers.plain.client, servers.drafting.client
         engine = require_comparable(plain, drafting, exported)
