@@ -115,3 +115,14 @@ def test_units_are_put_together_and_the_speed_is_that_of_the_one_that_took_it() 
     assert made["serving"]["speedup"] == FACTS["speedup"]
     assert made["serving"]["engine"] == "SGLang 0.5.23, SGLang 0.5.24"
     assert made["acceptance_length_served"]["by_task"].keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(("device", "warnings"), [("cuda", 1), ("cpu", 0)])
+def test_serving_that_gets_slower_on_a_gpu_is_warned_of_with_both_rates(device: str, warnings: int) -> None:
+    slower = {"in_flight": 16, "plain_tokens_per_s": 900.0, "drafted_tokens_per_s": 800.0, "factor": 0.89}
+    facts = FACTS | {"device": device, "speedup": [*FACTS["speedup"], slower]}
+
+    said = reduce("evaluate", job(), [{"rows": [row()], "costs": {}, "serving": facts}]).get("warnings", [])
+
+    assert len(said) == warnings
+    assert all("at 16 requests in flight: 800 tokens/s, 900 without it" in text for text in said)

@@ -88,3 +88,12 @@ def doubts(report: Mapping[str, Any]) -> Iterator[str]:
             f"breaks even at an acceptance length of {speedup['break_even_acceptance_length']:.2f} and has "
             f"{report['acceptance_length']['mean']:.2f}; train on more data, or draft fewer evaluation.num_steps"
         )
+    serving = report["serving"]
+    if serving is not None and serving["device"] != "cpu":  # what a CPU is slower at says nothing of GPUs
+        for at in serving["speedup"]:
+            if at["factor"] < 1:
+                yield (
+                    f"serving was slower with this drafter at {at['in_flight']} requests in flight: "
+                    f"{at['drafted_tokens_per_s']:.0f} tokens/s, {at['plain_tokens_per_s']:.0f} without it; draft fewer "
+                    "evaluation.num_steps, or serve such load without it"
+                )
