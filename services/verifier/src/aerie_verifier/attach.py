@@ -7,6 +7,8 @@ engine where one has moved is refused with its name, since SGLang itself would o
 from __future__ import annotations
 
 import inspect
+import multiprocessing
+import os
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from aerie_verifier.config import CaptureMisconfigured, read_config
 from aerie_verifier.engine import Capture, engine_version
 from aerie_verifier.frontdoor import FrontDoor
 from aerie_verifier.mailbox import Mailbox, prepare_address
+from aerie_verifier.traffic import Draw, Keeper, Traffic, read_traffic, redaction
 from eagle3_core.engine.config import SUPPORTED, CaptureConfig
+from eagle3_core.objects.location import store_at
 
 SRT = "sglang.srt"
 CONFIRM = f"{SRT}.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
@@ -25,6 +29,8 @@ KEEP_FINAL = f"{SRT}.layers.logits_processor.LogitsProcessor._get_last_hidden_st
 COPY = f"{SRT}.managers.utils.GenerationBatchResult.copy_to_cpu"
 GATHER = f"{SRT}.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prefill"
 GENERATE = f"{SRT}.managers.tokenizer_manager.TokenizerManager.generate_request"
+CHAT_WHOLE = f"{SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._handle_non_streaming_request"
+CHAT_STREAMED = f"{SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._generate_chat_stream"
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,33 @@ def hooks_of(config: CaptureConfig, capture: Capture, door: FrontDoor) -> list[H
     return hooks
 
 
+def traffic_hooks(traffic: Traffic) -> list[Hook]:
+    """The hooks that keep chats."""
+    known = ("self", "adapted_request", "request", "raw_request")
+    return [Hook(CHAT_WHOLE, "AROUND", traffic.whole, known), Hook(CHAT_STREAMED, "AROUND", traffic.streamed, known)]
+
+
 def attach() -> None:
-    """Register the hooks. Raises CaptureMisconfigured."""
-    config = read_config()
-    if config is None:
+    """Register the hooks. Raises CaptureMisconfigured, TrafficMisconfigured."""
+    config, kept = read_config(), read_traffic(os.environ)
+    if config is None and kept is None:
         return
     if (version := engine_version()) not in SUPPORTED:
         raise CaptureMisconfigured(
-            f"this is SGLang {version}, the capture plug-in was tested with {', '.join(SUPPORTED)}",
-            remedy="install a supported version, or turn capture off",
+            f"this is SGLang {version}, the plug-in was tested with {', '.join(SUPPORTED)}",
+            remedy="install a supported version, or turn capture and traffic off",
         )
-    address = prepare_address()
-    capture = Capture(config, address, ())
-    hooks = hooks_of(config, capture, FrontDoor(config, Mailbox(address)))
-    capture.targets = tuple(hook.target for hook in hooks)
+    hooks: list[Hook] = []
+    if config is not None:
+        address = prepare_address()
+        capture = Capture(config, address, ())
+        hooks += hooks_of(config, capture, FrontDoor(config, Mailbox(address)))
+        capture.targets = tuple(hook.target for hook in hooks)
+    if kept is not None:
+        keeper = Keeper(kept, store_at(kept.sink), redaction(kept.redact))
+        if multiprocessing.parent_process() is None:  # the one that answers; the engine's others load plug-ins too
+            keeper.start()
+        hooks += traffic_hooks(Traffic(Draw(kept), keeper))
     for hook in hooks:
         _prove(hook)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # pyright: ignore[reportMissingImports]

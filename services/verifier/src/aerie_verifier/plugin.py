@@ -1,6 +1,6 @@
-"""What SGLang loads (entry point group `sglang.srt.plugins`): nothing at all unless capture is on.
+"""What SGLang loads (entry point group `sglang.srt.plugins`): nothing at all unless capture or traffic is on.
 
-SGLang logs a plug-in that fails and serves without it. A server that was asked to capture must not do that, so whatever
+SGLang logs a plug-in that fails and serves without it. A server that was asked for more must not do that, so whatever
 is wrong ends the process: with SystemExit, the one exception that the engine's loader lets through.
 """
 
@@ -10,8 +10,8 @@ import os
 
 
 def register() -> None:
-    """Attach the hooks if `AERIE_CAPTURE` is set. Raises SystemExit when they cannot be."""
-    if not os.environ.get("AERIE_CAPTURE"):
+    """Attach the hooks if `AERIE_CAPTURE` or `AERIE_TRAFFIC` is set. Raises SystemExit when they cannot be."""
+    if not (os.environ.get("AERIE_CAPTURE") or os.environ.get("AERIE_TRAFFIC")):
         return
     from aerie_verifier.attach import attach
     from eagle3_core.errors import AerieError

@@ -17,6 +17,8 @@ from eagle3_core.verifier.layers import sglang_engine, to_engine
 
 CAPTURE_VARIABLE = "AERIE_CAPTURE"
 """Environment variable by which a server's processes learn their `CaptureConfig`, as JSON; unset or empty = capture off."""
+TRAFFIC_VARIABLE = "AERIE_TRAFFIC"
+"""Environment variable with the `TrafficConfig`, as JSON; unset or empty = nothing of what people ask is kept."""
 SUPPORTED = ("0.5.23",)
 """Versions of SGLang on which the tests of capture ran. The flag for auxiliary states is new in this one."""
 
@@ -55,6 +57,26 @@ class CaptureConfig(EngineConfig):
     """Longest time that an answer waits for its states to lie safely in the sink, in seconds."""
 
 
+class TrafficConfig(EngineConfig):
+    """Which real chats a server keeps as training samples. Whoever sets it answers for the consent of those who chat."""
+
+    sink: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Where samples go: `file:///folder` or `s3://bucket/prefix?endpoint=https://host` (credentials from the environment)."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Share of the chats that is kept, drawn at random."""
+
+    per_minute: Annotated[int, Field(ge=1, le=100_000)] = 60
+    """Most chats that one answering process keeps in a minute."""
+
+    retention_days: Annotated[int, Field(ge=1, le=3650)] = 30
+    """Days after which samples are deleted."""
+
+    redact: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
+    """The operator's own function `module:function`: takes a sample ({"id", "task", "messages"}) and returns what may be
+    kept of it, or None. It runs before anything is written; where it fails, the sample is not kept."""
+
+
 class Drafter(EngineConfig):
     """A drafter that serves with the verifier."""
 
@@ -89,6 +111,8 @@ class ServerConfig(EngineConfig):
     """Capture hidden states; off by default."""
     drafter: Drafter | None = None
     """Decode speculatively."""
+    traffic: TrafficConfig | None = None
+    """Keep a share of the real chats as training samples; off by default."""
     engine_args: tuple[str, ...] = ()
     """Further arguments of SGLang, as they are."""
     python: Path = Path(sys.executable)

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from eagle3_core.engine.capture import capture_request, receipt_of
 from eagle3_core.engine.client import Client, ServerFailed
-from eagle3_core.engine.config import CAPTURE_VARIABLE, CaptureConfig, ServerConfig, arguments
+from eagle3_core.engine.config import CAPTURE_VARIABLE, TRAFFIC_VARIABLE, CaptureConfig, ServerConfig, arguments
 from eagle3_core.engine.settings import EngineSettings
 from eagle3_core.objects.location import store_at
 from eagle3_core.verifier.receipt import Receipt
@@ -53,9 +53,11 @@ class Server:
             str(config.python), "-m", "eagle3_core.tether", str(os.getpid()),
             str(config.python), "-m", "sglang.launch_server", *arguments(config, self.port),
         ]  # fmt: skip
-        env = {name: value for name, value in environment.items() if name != CAPTURE_VARIABLE}
+        env = {name: value for name, value in environment.items() if name not in (CAPTURE_VARIABLE, TRAFFIC_VARIABLE)}
         if config.capture is not None:
             env[CAPTURE_VARIABLE] = config.capture.model_dump_json()
+        if config.traffic is not None:
+            env[TRAFFIC_VARIABLE] = config.traffic.model_dump_json()
         with log.open("wb") as out:
             self._process = subprocess.Popen(  # noqa: S603 - the arguments are made above, no shell reads them
                 command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True

@@ -30,7 +30,7 @@ from eagle3_core.shards.manifest import contract_of
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
-from eagle3_core.stages.served import served
+from eagle3_core.stages.served import passes, served
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.contract import CaptureContract, agree, differences
@@ -49,8 +49,6 @@ def evaluate(ctx: StageContext) -> Commit:
     promised = _promise(ctx, prompts, drafter, prepared, trained)
     result: dict[str, Any] = {"rows": promised.rows, "costs": promised.costs, "warnings": promised.warnings}
     if ctx.spec.verifier.backend == "sglang":
-        if promised.device == "cuda":
-            ctx.warm.release()  # two servers are to have its memory
         parts, serving = served(ctx, drafter, _ids(prompts), promised.how, device=promised.device)
         rows = [{**row, "served": part} for row, part in zip(promised.rows, parts, strict=True)]
         result |= {"rows": rows, "serving": serving}
@@ -90,7 +88,7 @@ def _promise(ctx: StageContext, prompts: TokenSet, drafter: Drafter, prepared: M
         max_seq_len=verifier.identity.max_position_embeddings,
     )
     started = time.monotonic()
-    progress = reporting(ctx, len(prompts), "prompts")
+    progress = reporting(ctx, len(prompts) * passes(ctx.spec), "prompts")
     measured = measure(verifier, here, _ids(prompts), how, num_steps=evaluation.num_steps, on_progress=progress)
     seconds = time.monotonic() - started
     seen = SeenNgrams()

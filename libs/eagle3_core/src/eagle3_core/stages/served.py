@@ -7,6 +7,7 @@ are made just large enough for the evaluation, and the verifier that decoded bef
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from eagle3_core.engine.server import Server, running_server
 from eagle3_core.engine.settings import read_settings, require_engine, server_config
 from eagle3_core.evaluate.served import Delivered, Exported, deliver, folder_digest, require_comparable
 from eagle3_core.evaluate.speed import measure_speed
+from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import reading_verifier
 from eagle3_core.stages.warm import reporting
@@ -43,6 +45,11 @@ class Servers:
         self.drafting.check()
 
 
+def passes(spec: JobSpec) -> int:
+    """How often evaluate answers every prompt: for the promise, and where an engine serves on both of its servers."""
+    return 3 if spec.verifier.backend == "sglang" else 1
+
+
 def served(
     ctx: StageContext,
     drafter: Drafter,
@@ -58,17 +65,20 @@ def served(
     Raises what starting servers raises, NotDrafting, OtherDrafter, ServersDiffer, AnswerUnusable.
     """
     evaluation, dtype = ctx.spec.evaluation, ctx.spec.verifier.dtype
+    if device == "cuda":
+        _leave_gpu(ctx)
     folder = ctx.scratch / "sglang"
     write_sglang(drafter, folder, getattr(torch, dtype))
     exported = Exported(folder, evaluation.num_steps, folder_digest(folder))
     levels = evaluation.speed_in_flight if ctx.assignment.unit.index == 0 else ()
     room = _kv_cache_tokens(prompts, how, max([how.batch_size, *levels]), exported.num_steps)
+    progress = reporting(ctx, len(prompts) * passes(ctx.spec), "prompts", before=len(prompts))
     with _servers(ctx, exported, device, room) as servers:
         plain, drafting = servers.plain.client, servers.drafting.client
         engine = require_comparable(plain, drafting, exported)
         done = deliver(
             plain, drafting, prompts, how, near_tie_logit_gap=ctx.spec.near_tie_logit_gap, exact=dtype == "float32",
-            on_progress=_watching(ctx, servers, reporting(ctx, 2 * len(prompts), "served answers")),
+            on_progress=_watching(ctx, servers, progress),
         )  # fmt: skip
         speedup = measure_speed(plain, drafting, prompts, how, levels, on_progress=_watching(ctx, servers))
     facts = {
@@ -76,6 +86,13 @@ def served(
         "exact": dtype == "float32", "speedup": speedup,
     }  # fmt: skip
     return [_row(delivered) for delivered in done], facts
+
+
+def _leave_gpu(ctx: StageContext) -> None:
+    """Give the memory of this process's verifier back to the driver: the servers are processes of their own."""
+    ctx.warm.release()
+    gc.collect()  # its hooks refer back to it
+    torch.cuda.empty_cache()
 
 
 @contextmanager

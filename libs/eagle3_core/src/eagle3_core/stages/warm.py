@@ -61,10 +61,11 @@ def warm_engine(ctx: StageContext) -> TransformersVerifier | SGLangVerifier:
     return verifier
 
 
-def reporting(ctx: StageContext, total: int, unit: str) -> Progressed:
+def reporting(ctx: StageContext, total: int, unit: str, before: int = 0) -> Progressed:
     """A callback that reports `done` of `total` (counted in `unit`) and both rates since the start, and honours stops.
 
-    The rates' curves count from the stage's first sample, so that those of its units join.
+    `before` of the total were done by what went before, at a pace of its own. The rates' curves count from the stage's
+    first sample, so that those of its units join.
     """
     started = measured = time.monotonic()
 
@@ -74,9 +75,9 @@ def reporting(ctx: StageContext, total: int, unit: str) -> Progressed:
         now = time.monotonic()
         elapsed = now - started
         rate = done / elapsed if done and elapsed else None
-        ctx.progress(done, total, unit, rate=rate, note=f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
-        if rate is not None and (done == total or now - measured >= CURVE_EVERY_S):
-            measured, step = now, ctx.assignment.unit.start + done
+        ctx.progress(before + done, total, unit, rate=rate, note=f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+        if rate is not None and (before + done == total or now - measured >= CURVE_EVERY_S):
+            measured, step = now, ctx.assignment.unit.start + before + done
             ctx.metric(f"{unit}_per_s", rate, step)
             ctx.metric("tokens_per_s", tokens / elapsed, step)
 
