@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_ARGS, HERE
+from conftest import cpu_variables
 
 from eagle3_core.drafter.export import write_sglang
 from eagle3_core.jobs.graph import STAGES
@@ -69,10 +69,8 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """The worker's settings are those of this environment, whose engine runs on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        given = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / "cpu_engine")}
-        patch.setenv("AERIE_SGLANG_PYTHON", sys.executable)
-        patch.setenv("AERIE_SGLANG_ENV", json.dumps(given))
-        patch.setenv("AERIE_SGLANG_ARGS", " ".join(CPU_ARGS))
+        for name, value in cpu_variables(sys.executable).items():
+            patch.setenv(name, value)
         yield House(tmp_path_factory.mktemp("house"))
 
 

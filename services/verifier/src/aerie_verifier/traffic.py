@@ -41,7 +41,7 @@ WAITING = 256
 """Samples that may wait for the writer; more are dropped."""
 BATCH = 64
 """Samples of one object."""
-FLUSH_S = 60.0
+FLUSH_S = 10.0
 """Longest time that a sample waits to be written, in seconds."""
 SWEEP_S = 3600.0
 """How often samples past their time are looked for, in seconds."""
