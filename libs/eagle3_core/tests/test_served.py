@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from eagle3_core.engine.client import Client
+from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.evaluate.served import (
     AnswerUnusable,
     Exported,
@@ -28,6 +29,8 @@ from eagle3_core.evaluate.served import (
     require_comparable,
 )
 from eagle3_core.evaluate.speed import ROUNDS, measure_speed
+from eagle3_core.jobs.spec import JobSpec, parse_job
+from eagle3_core.stages.served import longest
 from eagle3_core.verifier.base import Decoding
 
 HOW = Decoding(max_new_tokens=6, batch_size=2, eos_ids=(2,))
@@ -272,3 +275,17 @@ def test_speed_is_taken_by_turns_and_every_round_starts_with_the_other_server(en
     assert [(s["in_flight"], s["factor"]) for s in speeds] == [(1, 2.0), (4, 2.0)]
     assert speeds[0] == {"in_flight": 1, "plain_tokens_per_s": 6.0, "drafted_tokens_per_s": 12.0, "factor": 2.0}
     assert speeds[1]["plain_tokens_per_s"] == 12.0
+
+
+def test_answers_end_before_the_engine_would_cut_them_so_that_both_sides_cut_alike() -> None:
+    def spec(**engine: int) -> JobSpec:
+        verifier = {"model": "/m", "backend": "sglang", "engine": engine}
+        prompts = [{"uri": "/p"}]
+        return parse_job(
+            {"name": "n", "verifier": verifier, "datasets": prompts, "evaluation": {"prompts": prompts, "num_steps": 3}}
+        )
+
+    assert longest(spec(), 2048) == 2048 - SPARE_TOKENS - 4
+    assert longest(spec(kv_cache_tokens=512), 2048) == 512 - SPARE_TOKENS - 4
+    plain = parse_job(spec().model_dump(mode="json") | {"verifier": {"model": "/m"}})
+    assert longest(plain, 2048) == 2048

@@ -30,7 +30,7 @@ from eagle3_core.shards.manifest import contract_of
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
-from eagle3_core.stages.served import passes, served
+from eagle3_core.stages.served import longest, passes, served
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.contract import CaptureContract, agree, differences
@@ -85,7 +85,7 @@ def _promise(ctx: StageContext, prompts: TokenSet, drafter: Drafter, prepared: M
         max_new_tokens=evaluation.max_new_tokens,
         batch_size=evaluation.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
-        max_seq_len=verifier.identity.max_position_embeddings,
+        max_seq_len=longest(ctx.spec, verifier.identity.max_position_embeddings),
     )
     started = time.monotonic()
     progress = reporting(ctx, len(prompts) * passes(ctx.spec), "prompts")

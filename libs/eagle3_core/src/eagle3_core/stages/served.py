@@ -17,6 +17,7 @@ import torch
 
 from eagle3_core.drafter.export import write_sglang
 from eagle3_core.drafter.model import Drafter
+from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.engine.config import Drafter as Drafting
 from eagle3_core.engine.server import Server, running_server
 from eagle3_core.engine.settings import read_settings, require_engine, server_config
@@ -48,6 +49,14 @@ class Servers:
 def passes(spec: JobSpec) -> int:
     """How often evaluate answers every prompt: for the promise, and where an engine serves on both of its servers."""
     return 3 if spec.verifier.backend == "sglang" else 1
+
+
+def longest(spec: JobSpec, positions: int) -> int:
+    """Tokens at which prompt and answer end, of a verifier of so many positions; the engine ends them a little earlier."""
+    if spec.verifier.backend != "sglang":
+        return positions
+    held = spec.verifier.engine.kv_cache_tokens
+    return min(positions, held if held is not None else positions) - SPARE_TOKENS - spec.evaluation.num_steps - 1
 
 
 def served(
