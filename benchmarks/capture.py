@@ -15,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +80,12 @@ def verifier(shape: Shape) -> LlamaForCausalLM:
     config = LlamaConfig(
         hidden_size=shape.hidden, intermediate_size=shape.inner, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab,
-        attn_implementation="sdpa", dtype=torch.bfloat16 if GPU else torch.float32,
     )  # fmt: skip
+    config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     with DEVICE:
-        return LlamaForCausalLM(config).to(torch.bfloat16 if GPU else torch.float32).eval()
+        model: Any = LlamaForCausalLM(config)
+        return model.to(torch.bfloat16 if GPU else torch.float32).eval()
 
 
 class Kept:
@@ -152,7 +153,7 @@ class Kept:
 
 
 @contextmanager
-def kept(model: LlamaForCausalLM, shape: Shape, folder: Path | None) -> Iterator[Kept]:
+def kept(model: LlamaForCausalLM, shape: Shape, folder: Path | None) -> Generator[Kept]:
     """Capture into `folder`, or to nowhere. Raises CaptureBroke if a prompt got no receipt."""
     told: list[dict[str, Any]] = []
     store: Any = Dropping() if folder is None else LocalStore(folder)

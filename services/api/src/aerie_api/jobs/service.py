@@ -393,7 +393,7 @@ def _metrics(session: Session, job: JobRow) -> dict[str, list[StageMetric]]:
     }
 
 
-def _trace() -> dict[str, str]:
+def _trace() -> dict[str, Any]:
     """What joins the job's units to the trace of the request that posted it, if it is traced."""
     return {} if (parent := traces.current()) is None else {"traceparent": parent}
 
