@@ -84,10 +84,15 @@ def is_bash(words: list[str]) -> None:
 def is_curl(words: list[str]) -> None:
     """Fail unless the API has the route, and the body is JSON."""
     method = words[words.index("-X") + 1] if "-X" in words else "GET"
-    (url,) = (word for word in words if word.startswith("http"))
+    (url,) = (word for word in words if word.startswith(("http", "$AERIE_URL")))
+    path = urlsplit(url.replace("$AERIE_URL", "http://house")).path
     routes = json.loads((ROOT / "docs/openapi.json").read_text())["paths"]
 
-    assert method.lower() in routes[urlsplit(url).path]
+    assert [
+        route
+        for route, methods in routes.items()
+        if method.lower() in methods and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", route), path)
+    ]
     if "-d" in words:
         json.loads(words[words.index("-d") + 1])
 
