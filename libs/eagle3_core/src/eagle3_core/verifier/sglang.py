@@ -106,7 +106,7 @@ class SGLangVerifier:
             aux_layers=self.aux_layers,
             dtype=self.spec.dtype,
             stored_dtype=str(STORED_DTYPE).removeprefix("torch."),
-            kv_cache_dtype=self.spec.dtype if kv in (None, "auto") else str(kv),
+            kv_cache_dtype=self.spec.dtype if kv in (None, "auto") else str(kv).removeprefix("torch."),
             attention=str(said.get("attention_backend") or "unknown"),
             parallel=f"tp{self.spec.tensor_parallel}",
             engine="sglang",
