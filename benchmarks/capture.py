@@ -81,7 +81,7 @@ def verifier(shape: Shape) -> LlamaForCausalLM:
         hidden_size=shape.hidden, intermediate_size=shape.inner, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, vocab_size=shape.vocab,
     )  # fmt: skip
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "sdpa"  # pyright: ignore[reportPrivateUsage]
     torch.manual_seed(0)
     with DEVICE:
         model: Any = LlamaForCausalLM(config)
