@@ -276,15 +276,8 @@ PLACES: dict[str, Callable[[Job, str], object]] = {
     "/evaluation/prompts/0/uri": lambda job, uri: job["evaluation"]["prompts"][0].update(uri=uri),
     "/verifier/model": lambda job, uri: job["verifier"].update(model=uri),
 }
-ELSEWHERE = (
-    "http://127.0.0.1:{port}/x.jsonl", "http://localhost:{port}/x.jsonl", "http://[::ffff:127.0.0.1]:{port}/x.jsonl",
-    "http://2130706433:{port}/x.jsonl", "http://0x7f.1:{port}/x.jsonl", "http://user@127.0.0.1:{port}/x.jsonl",
-    "http://127.0.0.1.nip.io:{port}/x.jsonl", "HTTPS://127.0.0.1:{port}/x.jsonl", "ftp://127.0.0.1:{port}/x",
-    "http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://metadata.google.internal/",
-    "s3://bucket/x?endpoint=http://127.0.0.1:{port}", "hf:org/model", "gopher://127.0.0.1:{port}/_x",
-    "file://127.0.0.1:{port}/x", "//127.0.0.1:{port}/x", "\\\\127.0.0.1\\x",
-)  # fmt: skip
-"""Addresses of this machine, of private networks and of clouds' metadata, in the spellings that get past lists."""
+ELSEWHERE = ("http://127.0.0.1:{port}/x.jsonl", "//127.0.0.1:{port}/x")
+"""Every other spelling is refused in the same place, without a look: see test_sources.py."""
 
 
 @pytest.mark.parametrize("pointer", PLACES)

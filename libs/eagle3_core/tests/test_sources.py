@@ -70,6 +70,10 @@ def test_without_roots_nothing_is_allowed(root):
     [
         "http://host/x", "s3://bucket/x", "hf:org/name", "relative/x", "", "file://host/x", "file:relative", "file:///x?y=1",
         "file:///x#y", "file:///x%00y", "/x\0y", "file://[/x",
+        "http://127.0.0.1:80/x", "http://[::ffff:127.0.0.1]/x", "http://2130706433/x", "http://0x7f.1/x", "http://user@10.0.0.1/x",
+        "http://127.0.0.1.nip.io/x", "HTTPS://127.0.0.1/x", "ftp://127.0.0.1/x", "http://169.254.169.254/latest/meta-data/",
+        "http://metadata.google.internal/", "s3://bucket/x?endpoint=http://127.0.0.1", "gopher://127.0.0.1/_x",
+        "file://127.0.0.1:80/x", "\\\\127.0.0.1\\x",
     ],
 )  # fmt: skip
 def test_other_kinds_of_uris_are_refused(root, uri):
