@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from eagle3_core.confined import Limits
-from eagle3_core.data.corpus import training_samples
 from eagle3_core.data.templates import Chat
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.digests import digest_file
@@ -254,38 +253,6 @@ def test_a_template_that_prints_the_date_is_said(tmp_path):
     assert decoded(tmp_path, train, 0).startswith("2026<|im_start|>")
 
 
-def test_a_data_set_that_changed_since_the_job_was_posted_is_refused(tmp_path):
-    ctx = context(tmp_path, tiny_job(tmp_path))
-    write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
-
-    error = refusal(ctx)
-
-    assert (error.code, error.pointer, error.status) == ("dataset.changed", "/datasets/0/uri", 409)
-
-
-def test_a_data_set_that_vanished_is_missing(tmp_path):
-    ctx = context(tmp_path, tiny_job(tmp_path))
-    (tmp_path / "eval.jsonl").unlink()
-
-    error = refusal(ctx)
-
-    assert (error.code, error.pointer) == ("dataset.missing", "/evaluation/prompts/0/uri")
-
-
-def test_a_data_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    ctx = context(tmp_path, tiny_job(tmp_path))
-
-    def change(*args: Any) -> Any:
-        write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
-        return training_samples(*args)
-
-    monkeypatch.setattr("eagle3_core.stages.prepare.training_samples", change)
-
-    error = refusal(ctx)
-
-    assert (error.code, error.pointer) == ("dataset.changed", "/datasets/0/uri")
-
-
 def test_the_same_question_in_another_spelling_is_not_trained_on(tmp_path):
     job = tiny_job(tmp_path)
     asks = [row["messages"][0]["content"].upper() for row in tiny_conversations(5)]
@@ -294,15 +261,6 @@ def test_the_same_question_in_another_spelling_is_not_trained_on(tmp_path):
     result, train, _ = outcome(context(tmp_path, job))
 
     assert (result["dropped"], len(train)) == ({"in_evaluation": 5}, 7)
-
-
-def test_a_verifier_that_changed_since_the_job_was_posted_is_refused(tmp_path):
-    ctx = context(tmp_path, tiny_job(tmp_path))
-    tiny_verifier(tmp_path / "verifier", seed=1)
-
-    error = refusal(ctx)
-
-    assert (error.code, error.pointer) == ("verifier.changed", "/verifier/model")
 
 
 def sources_of(tmp_path: Path, job: dict[str, Any]) -> StageContext:

@@ -18,7 +18,7 @@ from aerie_api.leases.planner import stage_name
 from aerie_api.leases.turns import Quota
 from aerie_api.problems import Problem
 from aerie_api.tables import Job as JobRow
-from aerie_api.tables import StageRow, Unit
+from aerie_api.tables import MetricRow, StageRow, Unit
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
 from eagle3_core.jobs.wire import Progress
@@ -37,7 +37,7 @@ class Surroundings:
     """How long each stage took the last time it ran."""
     quota: Quota | None = None
     """How the tenant stands against its limits."""
-    metrics: Mapping[str, Sequence[StageMetric]] | None = None
+    metrics: Mapping[str, Sequence[MetricRow]] | None = None
     """The furthest value of every curve, by stage; null: not looked up."""
 
 
@@ -46,7 +46,9 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
     spec = JobSpec.model_validate(job.spec)
     shown = [stage_status(stage, [u for u in units if u.stage == stage.name]) for stage in stages]
     if around.metrics is not None:
-        shown = [s.model_copy(update={"metrics": list(around.metrics.get(s.name, ()))}) for s in shown]
+        shown = [
+            s.model_copy(update={"metrics": [_metric(row) for row in around.metrics.get(s.name, ())]}) for s in shown
+        ]
     figures: dict[str, Any] = job.figures or {}
     length = figures.get("acceptance_length")
     return Job(
@@ -65,6 +67,10 @@ def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit],
         warnings=job.warnings, metadata=dict(spec.metadata), spec=spec,
         drafter=DrafterRef(name=job.name, digest=figures["digest"]) if figures else None,
     )  # fmt: skip
+
+
+def _metric(row: MetricRow) -> StageMetric:
+    return StageMetric(name=row.name, step=row.step, value=row.value)
 
 
 def stage_status(stage: StageRow, units: Sequence[Unit]) -> StageStatus:

@@ -18,7 +18,7 @@ from aerie_api.jobs.documents import Surroundings, job_document
 from aerie_api.jobs.history import History
 from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import JobRepository, Wanted
-from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage, StageMetric
+from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
 from aerie_api.jobs.tags import Changed, matches, tag_of
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
@@ -378,19 +378,11 @@ class JobService:
                 job, stages[job.id], units[job.id],
                 Surroundings(
                     fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past, quota,
-                    _metrics(session, job) if measured else None,
+                    History(session).furthest(job) if measured else None,
                 ),
             )
             for job in jobs
         ]  # fmt: skip
-
-
-def _metrics(session: Session, job: JobRow) -> dict[str, list[StageMetric]]:
-    """The furthest value of every curve of `job`, by stage."""
-    return {
-        stage: [StageMetric(name=row.name, step=row.step, value=row.value) for row in rows]
-        for stage, rows in History(session).furthest(job).items()
-    }
 
 
 def _trace() -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Prepare reads what the job was posted with, or nothing: a source that changed since is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_core.data.corpus import training_samples
+from eagle3_core.errors import AerieError
+from eagle3_core.jobs.preflight import preflight
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.stages import registry
+from eagle3_core.stages.context import StageContext
+from eagle3_core.testing import stage_context, tiny_conversations, tiny_job, tiny_verifier, write_jsonl
+
+
+def context(folder: Path, job: dict[str, Any]) -> StageContext:
+    return stage_context(folder, "prepare", job, sources=preflight(parse_job(job), [folder]).sources)
+
+
+def refusal(ctx: StageContext) -> AerieError:
+    with pytest.raises(AerieError) as caught:
+        registry.run(ctx)
+    assert caught.value.remedy
+    assert not list(ctx.store.list(""))
+    return caught.value
+
+
+def test_a_data_set_that_changed_since_the_job_was_posted_is_refused(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer, error.status) == ("dataset.changed", "/datasets/0/uri", 409)
+
+
+def test_a_data_set_that_vanished_is_missing(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    (tmp_path / "eval.jsonl").unlink()
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("dataset.missing", "/evaluation/prompts/0/uri")
+
+
+def test_a_data_set_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+
+    def change(*args: Any) -> Any:
+        write_jsonl(tmp_path / "train.jsonl", tiny_conversations(3))
+        return training_samples(*args)
+
+    monkeypatch.setattr("eagle3_core.stages.prepare.training_samples", change)
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("dataset.changed", "/datasets/0/uri")
+
+
+def test_a_verifier_that_changed_since_the_job_was_posted_is_refused(tmp_path):
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    tiny_verifier(tmp_path / "verifier", seed=1)
+
+    error = refusal(ctx)
+
+    assert (error.code, error.pointer) == ("verifier.changed", "/verifier/model")
