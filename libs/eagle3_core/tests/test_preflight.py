@@ -102,12 +102,6 @@ def test_too_few_layers(folder, job, layers, pointer):
     assert said(refusal(job, folder)) == ("verifier.layers", pointer)
 
 
-def test_layers_that_the_verifier_does_not_have(folder, job):
-    job["extraction"] = {"aux_layers": [1, 4, 8]}
-
-    assert said(refusal(job, folder)) == ("verifier.layers", "/extraction/aux_layers")
-
-
 def test_a_draft_vocabulary_too_small_for_the_tokens_that_end_a_turn(folder, job):
     job["vocab"]["draft_vocab_size"] = 1
 

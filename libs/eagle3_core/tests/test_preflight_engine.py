@@ -52,6 +52,12 @@ def test_samples_that_the_engine_would_not_take_are_refused_before_it_is_started
     assert says in error.detail
 
 
+def test_layers_that_the_verifier_does_not_have_are_refused_on_any_engine(folder, job):
+    job["extraction"] = {"aux_layers": [1, 4, 8]}
+
+    assert said(refusal(job, folder)) == ("verifier.layers", "/extraction/aux_layers")
+
+
 def test_layers_that_the_engine_cannot_be_told_to_read_are_refused(folder, job):
     job["verifier"] |= {"backend": "sglang"}
     job["extraction"] = {"aux_layers": [0, 3, 5]}
