@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aerie_cli.exits import status_of
-from aerie_cli.house import House, how, problem_in
+from aerie_cli.house import House, how, problem_in, with_own_metrics
 from aerie_cli.lock import AlreadyUp, Lock
 from aerie_cli.up import crew
 from eagle3_core.cores import default_workers, share, usable_cores
@@ -272,3 +272,12 @@ def test_the_worker_token_is_readable_by_its_owner_alone(tmp_path):
 @pytest.mark.parametrize(("code", "words"), [(0, "exit status 0"), (-9, "signal SIGKILL"), (-200, "signal 200")])
 def test_an_exit_status_in_words(code, words):
     assert how(code) == words
+
+
+def test_each_worker_of_a_house_serves_its_metrics_at_a_port_of_its_own():
+    asked = {"AERIE_WORKER_METRICS_PORT": "9465"}
+
+    ports = [with_own_metrics(asked, name)["AERIE_WORKER_METRICS_PORT"] for name in ("worker-1", "worker-2", "api")]
+
+    assert ports == ["9465", "9466", "9465"]
+    assert with_own_metrics({}, "worker-2") == {}

@@ -42,6 +42,7 @@ WORKER_GRACE_S, API_GRACE_S = 40.0, 15.0
 LOG_TAIL_LINES = 12
 LOG_KEEP_BYTES = 8 << 20
 PROBLEM_BYTES = 65536
+METRICS_VARIABLE = "AERIE_WORKER_METRICS_PORT"
 PLACES = ("run", "data", "objects", "scratch", "logs")
 
 
@@ -171,7 +172,7 @@ class House:
         with part.log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - the command is ours
                 tethered(part.command()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if part.name == "api" else log,
-                stderr=log, env=self.environment(), process_group=0,
+                stderr=log, env=with_own_metrics(self.environment(), part.name), process_group=0,
             )  # fmt: skip
         part.process, part.started_at, part.start_again_at = process, time.monotonic(), None
         part.starts += 1
@@ -270,6 +271,14 @@ def problem_in(line: bytes) -> AerieError | None:
     except ValueError:
         return None
     return AerieError.from_problem(document) if isinstance(document.get("code"), str) else None
+
+
+def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:
+    """`environment` for the part `name`: a port serves one process, so worker-2 takes the one above worker-1's."""
+    port = environment.get(METRICS_VARIABLE, "")
+    if not name.startswith("worker-") or not port.isdecimal():
+        return environment
+    return {**environment, METRICS_VARIABLE: str(int(port) + int(name.removeprefix("worker-")) - 1)}
 
 
 def worker_command(url: str, name: str) -> list[str]:
