@@ -288,7 +288,7 @@ def test_no_address_in_a_job_makes_the_api_call_anybody(pointer: str, client: Te
             uri = form.format(port=listener.getsockname()[1])
             PLACES[pointer](job, uri)
             refused = client.post("/jobs", json=job)
-            assert (refused.status_code, refused.json()["pointer"]) == (422, pointer), (uri, refused.text)
+            assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, pointer), (uri, refused.text)
             assert refused.json()["code"] in ("source.scheme", "source.not_allowed"), uri
         with pytest.raises(BlockingIOError):  # nobody knocked
             listener.accept()
