@@ -49,9 +49,9 @@ servers: setup ## have the real servers of the tests on this machine: PostgreSQL
 
 test: setup servers ## every test that needs no GPU and no cluster
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
-	@$(RUN)/pytest -q -m slow
+	@$(RUN)/pytest -q -m slow -n 2
 
-test-fast: setup ## the tests that take seconds
+test-fast: setup servers ## the tests that take seconds
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
 
 test-sglang: setup-sglang ## against the real SGLang, on the CPU
@@ -80,5 +80,5 @@ lock: .venv/.ready ## resolve locks/*.in again
 	@$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/sglang.txt locks/sglang.in
 	@$(UV) pip compile -q --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o locks/sglang-engine.txt locks/sglang-engine.in
 
-clean: ## leave nothing behind
+clean: ## leave nothing behind in this folder (the converted verifier and built servers stay in the cache folder)
 	@rm -rf .venv .venv-sglang .aerie .pytest_cache .ruff_cache .hypothesis .import_linter_cache; find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,6 +80,16 @@ def test_the_gate_decides_at_the_end_and_never_reruns_the_measurement():
     assert key("package", lax) != key("package", strict)
 
 
+def test_what_cuts_the_answers_that_are_measured_measures_anew_and_captures_nothing_anew():
+    one, other = (
+        spec(verifier={"model": "/models/v", "backend": "sglang", "engine": {"kv_cache_tokens": tokens}})
+        for tokens in (4096, 512)
+    )
+
+    assert key("evaluate", one) != key("evaluate", other)
+    assert [key(stage, one) == key(stage, other) for stage in ("generate", "extract", "train")] == [True] * 3
+
+
 def test_slices_cover_every_sample_once():
     job = spec(data={"unit_samples": 100})
 
@@ -88,7 +98,7 @@ def test_slices_cover_every_sample_once():
     assert [(p.start, p.stop) for p in parts] == [(0, 100), (100, 200), (200, 250)]
 
 
-def test_extraction_of_a_slice_waits_for_no_other_slice():
+def test_the_key_of_a_slices_states_depends_on_no_other_slice():
     inputs = unit_inputs("extract", spec(), 1, {"prepare": ["p"], "generate": ["g0", "g1"]})
 
     assert inputs == {"generate": ["g1"]}

@@ -145,6 +145,7 @@ def test_metrics_are_served_until_they_are_closed_and_a_taken_port_is_refused():
 
 @pytest.mark.parametrize("given", ["http", "-1", "70000", "9.5"])
 def test_what_is_no_port_is_named(given):
-    assert port_of({}, "P") == 0
+    assert port_of({}, "P") is None
+    assert port_of({"P": "off"}, "P") is None
     with pytest.raises(MetricsAddress, match=given):
         port_of({"P": given}, "P")

@@ -280,4 +280,5 @@ def test_each_worker_of_a_house_serves_its_metrics_at_a_port_of_its_own():
     ports = [with_own_metrics(asked, name)["AERIE_WORKER_METRICS_PORT"] for name in ("worker-1", "worker-2", "api")]
 
     assert ports == ["9465", "9466", "9465"]
-    assert with_own_metrics({}, "worker-2") == {}
+    for none in ({}, {"AERIE_WORKER_METRICS_PORT": "off"}, {"AERIE_WORKER_METRICS_PORT": "0"}):
+        assert with_own_metrics(none, "worker-2") == none

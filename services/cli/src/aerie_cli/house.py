@@ -276,7 +276,7 @@ def problem_in(line: bytes) -> AerieError | None:
 def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:
     """`environment` for the part `name`: a port serves one process, so worker-2 takes the one above worker-1's."""
     port = environment.get(METRICS_VARIABLE, "")
-    if not name.startswith("worker-") or not port.isdecimal():
+    if not name.startswith("worker-") or not port.isdecimal() or int(port) == 0:
         return environment
     return {**environment, METRICS_VARIABLE: str(int(port) + int(name.removeprefix("worker-")) - 1)}
 

@@ -114,7 +114,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def metrics_at(environment: Mapping[str, str]) -> Generator[None]:
     """Serve this worker's metrics during the block, if AERIE_WORKER_METRICS_PORT names a port. Raises MetricsAddress."""
     port = port_of(environment, "AERIE_WORKER_METRICS_PORT")
-    if not port:
+    if port is None:
         yield
         return
     with closing(Scrapable(metrics.REGISTRY, environment.get("AERIE_METRICS_HOST") or "127.0.0.1", port)):

@@ -47,7 +47,7 @@ def package(ctx: StageContext) -> Commit:
     _require_served(report, sglang)
     facts = CardFacts(
         spec=ctx.spec, config=drafter.config, contract=contract, digest=ctx.result("train")["digest"], report=report,
-        vocab=ctx.result("vocab"), train=ctx.result("train"), prepare=ctx.assignment.results.get("prepare", {}),
+        vocab=ctx.result("vocab"), train=ctx.result("train"), prepare=ctx.result("prepare"),
         parameters=sum(w.numel() for w in drafter.weights.values()), sglang_layers=_sglang_layers(drafter.config, dtype),
     )  # fmt: skip
     return _commit(ctx, facts, sglang, speculators)

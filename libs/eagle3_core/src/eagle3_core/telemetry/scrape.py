@@ -33,7 +33,7 @@ class Scrapable:
         except OSError as error:
             raise MetricsAddress(
                 f"metrics cannot be served at {host} port {port}: {error.strerror}",
-                remedy="choose another port, or 0 for no metrics",
+                remedy="choose another port, or off for no metrics",
             ) from None
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
@@ -44,9 +44,14 @@ class Scrapable:
         self._thread.join()
 
 
-def port_of(environment: Mapping[str, str], name: str) -> int:
-    """The port that variable `name` holds; 0 (no metrics) where it is not set. Raises MetricsAddress."""
-    text = environment.get(name) or "0"
-    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise MetricsAddress(f"{name}={text} is no port", remedy="give a number up to 65535; 0 for no metrics")
+def port_of(environment: Mapping[str, str], name: str) -> int | None:
+    """The port that variable `name` holds; None (no metrics) where it is not set, or `off`. Raises MetricsAddress.
+
+    A free port (0) is refused: nobody would know which.
+    """
+    text = environment.get(name) or "off"
+    if text == "off":
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 65535):
+        raise MetricsAddress(f"{name}={text} is no port", remedy="give a number from 1 to 65535, or off for no metrics")
     return int(text)
