@@ -14,8 +14,10 @@ from eagle3_core.jobs.spec import JobSpec
 HEAD = """# A job, field by field
 
 This page is made from the job model (`python -m eagle3_core.jobs.docs`). A job is one JSON (or YAML) document; fields
-that are not listed here are refused, those for what this version cannot do yet (other engines than transformers and SGLang, several
-machines) among them. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
+that are not listed here are refused. What this version cannot do has no field: engines other than transformers and SGLang,
+several machines for one verifier or one training, quantized verifiers and such with code of their own, training data or
+states from buckets or hubs, going on from another drafter, evaluation during training, trackers, retention of one job's
+states. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
 """
 
 
