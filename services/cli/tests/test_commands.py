@@ -88,6 +88,14 @@ def test_a_job_is_cancelled_and_taken_up_again(aerie, named, tmp_path):
     assert aerie("retry", posted["id"]).exit_code == 2
 
 
+def test_a_job_is_paused_and_goes_on(aerie, named, tmp_path):
+    posted = aerie.json("submit", write(tmp_path, named))
+
+    assert aerie.json("pause", posted["id"])["status"] == "paused"
+    assert "aerie resume" in aerie.json("status", posted["id"])["reason"]["remedy"]
+    assert aerie.json("resume", posted["id"])["status"] == "queued"
+
+
 def test_watching_a_cancelled_job_ends_at_once_with_status_1(aerie, named, tmp_path):
     posted = aerie.json("submit", write(tmp_path, named))
     aerie("cancel", posted["id"])
@@ -141,7 +149,7 @@ def test_the_logs_of_a_job_that_did_not_start_are_empty(aerie, named, tmp_path):
     assert aerie.json("logs", posted["id"])["data"] == []
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "logs", "cancel", "retry"])
+@pytest.mark.parametrize("command", ["status", "watch", "logs", "cancel", "retry", "pause", "resume"])
 def test_a_job_that_does_not_exist_is_an_invalid_request(aerie, command):
     asked = aerie(command, "job_none", "--json")
 

@@ -22,7 +22,7 @@ class Store:
 
     def __init__(self, drafter={"name": "tiny", "digest": "d" * 64}):  # noqa: B006 - never changed
         self.files = dict(FILES)
-        self.drafter = drafter
+        self.drafter, self.unfinished = drafter, "running"
         self.list = [
             {"name": n, "size": len(d), "blake3": digest_bytes(d), "href": f"/jobs/job_1/artifacts/{n}"}
             for n, d in FILES.items()
@@ -34,7 +34,7 @@ class Store:
             job = {
                 "object": "job",
                 "id": "job_1",
-                "status": "succeeded" if self.drafter else "running",
+                "status": "succeeded" if self.drafter else self.unfinished,
                 "drafter": self.drafter,
             }
             return httpx.Response(200, json=job)
@@ -226,3 +226,12 @@ def test_folders_that_were_made_for_a_download_that_failed_go_again(store, tmp_p
 
     assert asked.exit_code == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_job_that_ended_without_a_drafter_says_how_to_take_it_up_again(store, tmp_path, status):
+    store.drafter, store.unfinished = None, status
+
+    asked = aerie("download", "job_1", "--out", str(tmp_path / "d"), "--json")
+
+    assert "aerie retry job_1" in strict_json.loads(asked.stdout)["remedy"]

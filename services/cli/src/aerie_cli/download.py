@@ -38,8 +38,10 @@ def download(job: JobId, out: Out = None, url: Url = None, folder: Dir = DEFAULT
     with Api.found(url, folder) as api:
         found = api.get(job_path(job))
         if not found.get("drafter"):
+            ended = found["status"] in ("failed", "cancelled")
             raise NoDrafter(
-                f"job {job} is {found['status']} and has no drafter", remedy=f"`aerie watch {job}` waits for it"
+                f"job {job} is {found['status']} and has no drafter",
+                remedy=f"`aerie retry {job}` takes it up again" if ended else f"`aerie watch {job}` waits for it",
             )
         target = vacant(out if out is not None else Path(_inside(found["drafter"]["name"])))
         with download_bar() as done:

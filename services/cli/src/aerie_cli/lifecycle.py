@@ -1,4 +1,4 @@
-"""`aerie cancel` and `aerie retry`: change what becomes of a job."""
+"""`aerie cancel`, `retry`, `pause` and `resume`: change what becomes of a job."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def cancel(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json
 def retry(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
     """Take a failed or cancelled job up again where it stopped."""
     return _change(job, "retry", url, folder, as_json)
+
+
+@command
+def pause(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
+    """Let nothing more of a job begin; what runs saves its work and gives its place to others."""
+    return _change(job, "pause", url, folder, as_json)
+
+
+@command
+def resume(job: JobId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json = False) -> int:
+    """Let a paused job go on."""
+    return _change(job, "resume", url, folder, as_json)
 
 
 def _change(job: str, verb: str, url: str | None, folder: Path, as_json: bool) -> int:

@@ -12,7 +12,7 @@ from aerie_cli.demo import demo
 from aerie_cli.download import download
 from aerie_cli.inspect import inspect
 from aerie_cli.keys import keys
-from aerie_cli.lifecycle import cancel, retry
+from aerie_cli.lifecycle import cancel, pause, resume, retry
 from aerie_cli.logs import logs
 from aerie_cli.plan import plan
 from aerie_cli.stage import stage
@@ -46,7 +46,7 @@ def aerie(
     """EAGLE-3 draft models as a service: post a job, get a measured drafter."""
 
 
-for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, retry, download):
+for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, retry, pause, resume, download):
     app.command(function.__name__)(function)
 app.command("support-bundle")(support_bundle)
 app.add_typer(inspect, name="inspect")

@@ -47,7 +47,7 @@ def resolve(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> P
         listed = ", ".join(map(str, roots)) or "none"
         raise SourceNotAllowed(
             f"{uri} does not lie under a folder that the operator lists ({listed})",
-            remedy="move the file there, or have the operator list its folder",
+            remedy="move the file there, or list its folder in AERIE_FILE_ROOTS where the API and the workers run",
             pointer=pointer,
         )
     return real

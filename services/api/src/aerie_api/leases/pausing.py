@@ -34,7 +34,9 @@ class PausedByPerson(AerieError):
 
 def by_person() -> dict[str, Any]:
     """The reason of a job that a person pauses."""
-    return PausedByPerson("a person paused the job", remedy="resume it to let it go on").problem()
+    return PausedByPerson(
+        "a person paused the job", remedy="resume it (`aerie resume`, or POST /jobs/JOB/resume) to let it go on"
+    ).problem()
 
 
 def pause(session: Session, job: Job, reason: dict[str, Any], now: float) -> None:
