@@ -246,6 +246,14 @@ REFUSALS: dict[str, tuple[Spoil, str, str]] = {
     "a weight of 0": (put("datasets", 0, "weight", value=0), "request.invalid", "/datasets/0/weight"),
     "a weight that is no number": (put("datasets", 0, "weight", value="nan"), "request.invalid", "/datasets/0/weight"),
     "a weight below 0": (put("datasets", 0, "weight", value=-1), "request.invalid", "/datasets/0/weight"),
+    "training on longer samples than there are": (put("training", "max_seq_len", value=97), "request.invalid", "/training/max_seq_len"),
+    "sampled answers": (put("data", "regenerate", "temperature", value=0.7), "request.invalid", "/data/regenerate/temperature"),
+    "likely tokens without samples": (put("data", "regenerate", "top_p", value=0.9), "request.invalid", "/data/regenerate/top_p"),
+    "GPUs for a job on the CPU": (put("training", "gpus", value=1), "request.invalid", "/training/gpus"),
+    "an endpoint for no engine": (put("verifier", "endpoint", value="http://127.0.0.1:1"), "request.invalid", "/verifier/endpoint"),
+    "a split verifier without an engine": (put("verifier", "tensor_parallel", value=2), "request.invalid", "/verifier/tensor_parallel"),
+    "layers that do not rise": (put("extraction", "aux_layers", value=[5, 3, 1]), "request.invalid", "/extraction/aux_layers"),
+    "tools in a template": (put("data", "template_arguments", "tools", value=1), "request.invalid", "/data/template_arguments/tools"),
     "a thousand datasets": (lambda j, f: j.update(datasets=[{"uri": "/a"}] * 1000), "request.invalid", "/datasets"),
     "true epochs": (put("training", "epochs", value=True), "request.invalid", "/training/epochs"),
     "epochs without end": (put("training", "epochs", value=10**30), "request.invalid", "/training/epochs"),
@@ -268,6 +276,7 @@ def test_it_is_refused_with_code_field_and_remedy(name: str, client: TestClient,
     assert 400 <= answer.status_code < 500
     assert problem["errors"][0]["pointer"] == pointer
     assert problem["remedy"]
+    assert "Value error" not in answer.text  # pydantic's words before a sentence of ours
     assert client.get("/jobs").json()["data"] == []
 
 

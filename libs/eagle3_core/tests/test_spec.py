@@ -53,9 +53,9 @@ def test_a_minimal_job_gets_the_documented_defaults():
         ("verifier__model", "", "/verifier/model"),
         ("name", "Not A Name", "/name"),
         ("name", "../escape", "/name"),
-        ("extraction__aux_layers", [5, 3, 1], "/extraction"),
-        ("extraction__aux_layers", [1, 1, 2], "/extraction"),
-        ("extraction__aux_layers", [1, 2], "/extraction"),
+        ("extraction__aux_layers", [5, 3, 1], "/extraction/aux_layers"),
+        ("extraction__aux_layers", [1, 1, 2], "/extraction/aux_layers"),
+        ("extraction__aux_layers", [1, 2], "/extraction/aux_layers"),
     ],
 )
 def test_bad_values_are_refused_with_the_field_they_stand_in(change: str, value: Any, pointer: str):
@@ -87,9 +87,28 @@ def test_switches_are_switches_and_text_may_be_a_number_as_yaml_writes_it():
     assert (spec.training.train_lm_head, spec.training.lr) == (False, 1e-4)
 
 
-def test_training_may_only_shorten_samples():
-    with pytest.raises(InvalidRequest, match="smaller than data"):
-        parse_job(job(data__max_seq_len=128, training__max_seq_len=256))
+@pytest.mark.parametrize(
+    ("changes", "pointer", "detail", "remedy"),
+    [
+        ({"data__max_seq_len": 128, "training__max_seq_len": 256}, "/training/max_seq_len", "is 256.*, 128$", "max_seq_len to 256"),
+        ({"data__regenerate": {"temperature": 0.5}}, "/data/regenerate/temperature", "it is transformers", "verifier.backend to sglang"),
+        ({"data__regenerate": {"top_p": 0.5}}, "/data/regenerate/top_p", "temperature is 0", "temperature above 0"),
+        ({"verifier__device": "cpu", "training__gpus": 1}, "/training/gpus", "device is cpu", "leave training.gpus out"),
+        ({"verifier__engine": {"in_flight": 1}}, "/verifier/engine", "backend is transformers", "leave verifier.engine out"),
+        ({"extraction__aux_layers": [1, 2]}, "/extraction/aux_layers", r"is \[1, 2\]$", "three layer inputs"),
+        ({"training__rate": 1}, "/training/rate", "not permitted", "take training.rate out"),
+        ({"training__epochs": True}, "/training/epochs", "^/training/epochs: true and false are no values", "correct training.epochs"),
+        ({"verifier": {}}, "/verifier/model", "required", "add verifier.model"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field_to_change_both_sides_and_what_to_do(
+    changes: dict[str, Any], pointer: str, detail: str, remedy: str
+):
+    with pytest.raises(InvalidRequest, match=detail) as caught:
+        parse_job(job(**changes))
+
+    assert (caught.value.pointer, caught.value.context["faults"][0]["pointer"]) == (pointer, pointer)
+    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("document", [None, [], "job", 3, {"name": "x"}])

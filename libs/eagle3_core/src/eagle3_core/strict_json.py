@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -92,7 +92,12 @@ def parse_model(kind: type[Model], data: bytes | str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+        raise ValueError(f"{place}: {sentence_of(first)}" if place else sentence_of(first)) from None
+
+
+def sentence_of(fault: Mapping[str, Any]) -> str:
+    """What is wrong, of one entry of a ValidationError's `errors()`: a validator's own words without pydantic's before."""
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def check(value: Any) -> None:

@@ -7,18 +7,20 @@ The parts lie in `sections/`, a module a topic; everyone imports them from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from eagle3_core.errors import InvalidRequest, json_pointer
-from eagle3_core.jobs.sections.base import Section
+from eagle3_core.jobs.sections.base import Section, inconsistent
 from eagle3_core.jobs.sections.evaluation import Evaluation, Gate
 from eagle3_core.jobs.sections.resources import Resources, StageResources
 from eagle3_core.jobs.sections.sources import Data, DatasetSpec, EngineTuning, Regenerate, VerifierSpec
 from eagle3_core.jobs.sections.states import Extraction, Vocab
 from eagle3_core.jobs.sections.training import Training
+from eagle3_core.strict_json import sentence_of
 
 __all__ = [
     "Data", "DatasetSpec", "EngineTuning", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources", "Section",
@@ -67,15 +69,30 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
-        if (cut := self.training.max_seq_len) is not None and cut > self.data.max_seq_len:
-            raise ValueError("training.max_seq_len may only be smaller than data.max_seq_len")
-        regenerate = self.data.regenerate
-        if regenerate.temperature > 0 and self.verifier.backend != "sglang":
-            raise ValueError("data.regenerate.temperature above 0 needs verifier.backend sglang")
+        training, regenerate, backend = self.training, self.data.regenerate, self.verifier.backend
+        if (cut := training.max_seq_len) is not None and cut > self.data.max_seq_len:
+            raise inconsistent(
+                f"training.max_seq_len is {cut}: it may only be smaller than data.max_seq_len, {self.data.max_seq_len}",
+                "training", "max_seq_len",
+                remedy=f"lower training.max_seq_len to {self.data.max_seq_len}, or raise data.max_seq_len to {cut}",
+            )  # fmt: skip
+        if regenerate.temperature > 0 and backend != "sglang":
+            raise inconsistent(
+                f"data.regenerate.temperature above 0 needs verifier.backend sglang, and it is {backend}",
+                "data", "regenerate", "temperature",
+                remedy="set data.regenerate.temperature to 0, or verifier.backend to sglang",
+            )  # fmt: skip
         if regenerate.top_p < 1 and regenerate.temperature == 0:
-            raise ValueError("data.regenerate.top_p is for sampled answers, and data.regenerate.temperature is 0")
-        if self.training.gpus is not None and self.verifier.device == "cpu":
-            raise ValueError("training.gpus asks for GPUs, and verifier.device is cpu")
+            raise inconsistent(
+                "data.regenerate.top_p is for sampled answers, and data.regenerate.temperature is 0",
+                "data", "regenerate", "top_p",
+                remedy="leave data.regenerate.top_p out, or set a data.regenerate.temperature above 0",
+            )  # fmt: skip
+        if training.gpus is not None and self.verifier.device == "cpu":
+            raise inconsistent(
+                "training.gpus asks for GPUs, and verifier.device is cpu", "training", "gpus",
+                remedy="leave training.gpus out, or set verifier.device to auto or cuda",
+            )  # fmt: skip
         return self
 
 
@@ -90,13 +107,32 @@ def parse_job(document: Any) -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        faults = [{"pointer": json_pointer(e["loc"]), "detail": e["msg"]} for e in error.errors()[:MAX_FAULTS]]
+        found = error.errors()[:MAX_FAULTS]
+        faults = [{"pointer": _place_of(fault), "detail": sentence_of(fault)} for fault in found]
+        pointer, detail = faults[0]["pointer"], faults[0]["detail"]
         raise InvalidRequest(
-            f"{faults[0]['pointer']}: {faults[0]['detail']}",
-            remedy="docs/job.md and /openapi.json list the fields of a job",
-            pointer=faults[0]["pointer"],
+            f"{pointer}: {detail}" if pointer else detail,
+            remedy=_remedy_of(found[0]),
+            pointer=pointer,
             faults=faults,
         ) from None
+
+
+def _place_of(fault: ErrorDetails) -> str:
+    """The pointer of the field to change: where pydantic found the fault, and on from there as its validator says."""
+    return json_pointer((*fault["loc"], *fault.get("ctx", {}).get("place", ())))
+
+
+def _remedy_of(fault: ErrorDetails) -> str:
+    """What to do about `fault`: as its validator says, else by the kind of fault and the field."""
+    context: Mapping[str, Any] = fault.get("ctx", {})
+    name = ".".join(map(str, fault["loc"])) or "the document"
+    by_kind = {
+        "inconsistent": context.get("remedy", ""),
+        "extra_forbidden": f"take {name} out, or spell it as docs/job.md does, which lists the fields of a job",
+        "missing": f"add {name}; docs/job.md lists the fields of a job",
+    }
+    return by_kind.get(fault["type"], f"correct {name}; docs/job.md and /openapi.json say what it may hold")
 
 
 def _no_text(value: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:

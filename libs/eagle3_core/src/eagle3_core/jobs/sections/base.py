@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1, le=10**12)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+def inconsistent(detail: str, *place: str, remedy: str) -> PydanticCustomError:
+    """What a validator of several fields raises: `place` leads from what it validates to the field to change.
+
+    Without it pydantic names the section, or the whole job, and the form cannot mark the field.
+    """
+    return PydanticCustomError("inconsistent", "{detail}", {"detail": detail, "place": place, "remedy": remedy})
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from eagle3_core.jobs.sections.base import Positive, Section, Share
+from eagle3_core.jobs.sections.base import Positive, Section, Share, inconsistent
 
 
 class EngineTuning(Section):
@@ -61,7 +61,10 @@ class VerifierSpec(Section):
         if self.backend != "sglang":
             settings = {"endpoint": None, "tensor_parallel": 1, "engine": EngineTuning()}
             if odd := [name for name, default in settings.items() if getattr(self, name) != default]:
-                raise ValueError(f"verifier.{odd[0]} is for backend sglang, and verifier.backend is {self.backend}")
+                raise inconsistent(
+                    f"verifier.{odd[0]} is for backend sglang, and verifier.backend is {self.backend}", odd[0],
+                    remedy=f"leave verifier.{odd[0]} out, or set verifier.backend to sglang",
+                )  # fmt: skip
         return self
 
 
@@ -135,5 +138,8 @@ class Data(Section):
     @classmethod
     def _not_the_messages(cls, arguments: dict[str, bool | int | str]) -> dict[str, bool | int | str]:
         if taken := sorted(arguments.keys() & {"messages", "tools", "documents", "add_generation_prompt"}):
-            raise ValueError(f"{taken[0]} is not for a job to say: conversations and stages decide it")
+            raise inconsistent(
+                f"{taken[0]} is not for a job to say: conversations and stages decide it", taken[0],
+                remedy=f"leave {taken[0]} out of data.template_arguments",
+            )  # fmt: skip
         return arguments

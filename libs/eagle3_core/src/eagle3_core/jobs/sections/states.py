@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from eagle3_core.jobs.sections.base import Section, Share
+from eagle3_core.jobs.sections.base import Section, Share, inconsistent
 
 
 class Extraction(Section):
@@ -26,7 +26,11 @@ class Extraction(Section):
     def _three_increasing(self) -> Extraction:
         layers = self.aux_layers
         if layers is not None and (len(layers) != 3 or list(layers) != sorted(set(layers))):
-            raise ValueError("aux_layers must be three strictly increasing layer numbers")
+            raise inconsistent(
+                f"extraction.aux_layers must be three strictly increasing layer numbers, and is {list(layers)[:9]}",
+                "aux_layers",
+                remedy="name three layer inputs in increasing order, as [2, 4, 5], or leave extraction.aux_layers out",
+            )
         return self
 
 
