@@ -14,12 +14,17 @@ from test_capture_stages import Job
 from test_stage_train import Bench
 
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.graph import StageName
+from eagle3_core.jobs.graph import STAGES, StageName
+from eagle3_core.jobs.preflight import preflight
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import read_manifest
 from eagle3_core.shards.manifest import contract_of
+from eagle3_core.stages.chain import Chain
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import generate
 from eagle3_core.stages.registry import run
+from eagle3_core.testing import stage_context, tiny_job
 
 
 def flipped(data: bytes) -> bytes:
@@ -54,6 +59,22 @@ def generating(folder: Path) -> Callable[[], StageContext]:
     return lambda: job.context("generate", 0, 2)
 
 
+def answered(folder: Path, stage: StageName) -> Callable[[], StageContext]:
+    job = Job(folder)
+    job.refs["generate"] = [generate(job.context("generate", 0, 6)).output.manifest]
+    return lambda: job.context(stage, 0, 6)
+
+
+def rehearsing(folder: Path) -> Callable[[], StageContext]:
+    spec, store = parse_job(tiny_job(folder)), LocalStore(folder / "store")
+    sources = preflight(spec, [folder]).sources
+    prepared = Chain(spec, store, folder / "chain", [folder], tenant="tenant", sources=sources).run("prepare")
+    return lambda: stage_context(
+        folder, "canary", spec, sources=sources, store=store, results={"prepare": prepared.result},
+        inputs={"prepare": [output.manifest for output in prepared.outputs]},
+    )  # fmt: skip
+
+
 def evaluating(folder: Path) -> Callable[[], StageContext]:
     job = Job(folder)
     ctx = job.context("generate", 0, 6)
@@ -64,7 +85,10 @@ def evaluating(folder: Path) -> Callable[[], StageContext]:
 
 
 READS: dict[StageName, tuple[Callable[[Path], Callable[[], StageContext]], dict[StageName, set[str]]]] = {
+    "canary": (rehearsing, {"prepare": {"train.safetensors", "eval.safetensors"}}),
     "generate": (generating, {"prepare": {"train.safetensors"}}),
+    "extract": (lambda folder: answered(folder, "extract"), {"generate": {"answers.safetensors"}}),
+    "vocab": (lambda folder: answered(folder, "vocab"), {"generate": {"answers.safetensors"}}),
     "train": (training, {"extract": {"shard-00000.safetensors"}, "vocab": {"vocab.safetensors"}}),
     "evaluate": (
         evaluating,
@@ -106,3 +130,7 @@ def test_whatever_a_stage_reads_is_damaged_it_names_the_file_and_commits_nothing
             assert not [name for name in made if name.endswith("manifest.json")], damage
         place.write_bytes(whole)
     assert run(again()).output.stage == stage
+
+
+def test_every_stage_that_reads_objects_has_them_damaged():
+    assert set(READS) == {stage.name for stage in STAGES.values() if stage.reads}
