@@ -34,6 +34,8 @@ from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.testing import tiny_verifier
 
 VOCAB, DRAFT, AUX = 320, 64, (2, 4, 5)
+CONTEXT = 8192
+"""Of the verifiers whose drafters are exported: more than the 2048 that a Llama config says by default."""
 
 
 def draft_tokens(size: int = DRAFT) -> tuple[Tensor, Tensor]:
@@ -213,7 +215,7 @@ def test_a_last_layer_that_does_not_fit_is_refused_and_both_sides_are_named(tmp_
 def test_both_exports_give_the_trained_drafters_logits(
     tmp_path: Path, algorithm: str, dtype: torch.dtype, size: int
 ) -> None:
-    folder = tiny_verifier(tmp_path / "verifier")
+    folder = tiny_verifier(tmp_path / "verifier", max_position_embeddings=CONTEXT)
     drafter, parts = built(folder, algorithm, size=size), VerifierParts(folder)
     teacher = Teacher.read(parts, drafter.t2d_V, "pre")
 
@@ -231,7 +233,7 @@ def test_both_exports_give_the_trained_drafters_logits(
 def test_speculators_own_loader_finds_the_verifier_by_the_path_in_the_config(tmp_path: Path) -> None:
     from speculators import SpeculatorModel
 
-    folder = tiny_verifier(tmp_path / "verifier")
+    folder = tiny_verifier(tmp_path / "verifier", max_position_embeddings=CONTEXT)
     drafter = built(folder)
     write_speculators(
         drafter, tmp_path / "out", torch.float32, str(folder), Teacher.read(VerifierParts(folder), drafter.t2d_V, "pre")
@@ -240,6 +242,7 @@ def test_speculators_own_loader_finds_the_verifier_by_the_path_in_the_config(tmp
     module = SpeculatorModel.from_pretrained(str(tmp_path / "out"))
 
     assert module.target_layer_ids == list(AUX)
+    assert module.config.transformer_layer_config.max_position_embeddings == CONTEXT
     assert torch.equal(module.d2t, drafter.d2t_Vd)
     assert torch.equal(module.fc.weight, drafter.weights["fc.weight"])
     assert not any(p.isnan().any() for p in module.parameters())
@@ -248,7 +251,7 @@ def test_speculators_own_loader_finds_the_verifier_by_the_path_in_the_config(tmp
 def test_the_sglang_directory_is_flat_and_complete(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    drafter = built(tiny_verifier(tmp_path / "verifier"))
+    drafter = built(tiny_verifier(tmp_path / "verifier", max_position_embeddings=CONTEXT))
     write_sglang(drafter, tmp_path / "sglang", torch.bfloat16)
 
     config, tensors = (
@@ -258,7 +261,7 @@ def test_the_sglang_directory_is_flat_and_complete(tmp_path: Path) -> None:
 
     assert config.architectures == ["LlamaForCausalLMEagle3"]
     assert (config.draft_vocab_size, config.vocab_size, config.num_hidden_layers) == (DRAFT, VOCAB, 1)
-    assert config.max_position_embeddings >= 2048
+    assert config.max_position_embeddings == CONTEXT
     assert config.rope_parameters["rope_theta"] == 10000.0
     assert config.eagle_config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     assert (config.fc_norm, config.norm_output, config.tie_word_embeddings) == (True, True, False)
@@ -294,6 +297,22 @@ def test_an_export_that_went_wrong_is_noticed(tmp_path: Path, fault: str) -> Non
 
     with pytest.raises(ExportMismatch):
         require_same(drafter, torch.float32, sglang, other, parts)
+
+
+@pytest.mark.parametrize("package", ["sglang", "speculators"])
+def test_an_exported_context_that_is_not_the_verifiers_is_refused(tmp_path: Path, package: str) -> None:
+    folder = tiny_verifier(tmp_path / "verifier", max_position_embeddings=CONTEXT)
+    drafter, parts = built(folder), VerifierParts(folder)
+    write_sglang(drafter, tmp_path / "sglang", torch.float32)
+    teacher = Teacher.read(parts, drafter.t2d_V, "pre")
+    write_speculators(drafter, tmp_path / "speculators", torch.float32, str(folder), teacher)
+    config = tmp_path / package / "config.json"
+    config.write_text(
+        config.read_text().replace(f'"max_position_embeddings": {CONTEXT}', '"max_position_embeddings": 2048')
+    )
+
+    with pytest.raises(ExportMismatch, match=f"{package}/ says a context of 2048 tokens, .* {CONTEXT}"):
+        require_same(drafter, torch.float32, tmp_path / "sglang", tmp_path / "speculators", parts)
 
 
 def test_later_steps_of_the_exported_speculators_model_are_its_own_chain(tmp_path: Path) -> None:

@@ -213,10 +213,12 @@ def require_same(drafter: Drafter, dtype: torch.dtype, sglang: Path, speculators
             f"{drafter.config.aux_layers}",
             remedy="this is a fault of the export: report it with the verifier's config",
         )
+    _require_context("sglang", served.config.max_position_embeddings, drafter)
     _require_equal("sglang", {**served.state(), "frequencies": served.rope.inverse_frequencies}, rounded)
     _require_close("sglang", prefill_logits(served, *inputs), prefill_logits(rounded, *inputs))
 
     module = load_speculators(speculators, parts.folder)
+    _require_context("speculators", module.config.transformer_layer_config.max_position_embeddings, drafter)
     state: dict[str, Tensor] = {n: t for n, t in module.state_dict().items() if n in rounded.state()}
     if drafter.config.draft_vocab_size == drafter.config.vocab_size:  # the library keeps no mapping of all tokens
         state |= {"d2t": drafter.d2t_Vd, "t2d": drafter.t2d_V}
@@ -224,6 +226,15 @@ def require_same(drafter: Drafter, dtype: torch.dtype, sglang: Path, speculators
     rounded = replace(rounded, embedding_VH=rounded.embedding_VH.to(dtype))  # it repeats the embedding, rounded
     steps = speculators_logits(module, drafter.config.ttt_steps, *inputs)
     _require_close("speculators", steps[0], prefill_logits(rounded, *inputs))
+
+
+def _require_context(name: str, have: int, drafter: Drafter) -> None:
+    """An engine cuts the drafter's context there; no logit of a short probe shows it."""
+    if have != (want := drafter.config.max_position_embeddings):
+        raise ExportMismatch(
+            f"{name}/ says a context of {have} tokens, the trained drafter has {want}",
+            remedy="package the drafter again; if it stays, report the drafter's config",
+        )
 
 
 def _require_equal(name: str, have: dict[str, Tensor], drafter: Drafter) -> None:
