@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle3_core.data.sources import SourceNotAllowed, SourceScheme, fingerprint, resolve, roots_of
+from eagle3_core.data.sources import SourceNotAllowed, SourceScheme, fingerprint, path_of, resolve, roots_of
 
 
 @pytest.fixture
@@ -18,7 +18,9 @@ def root(tmp_path):
     "form", ["{root}/a b.jsonl", "file://{root}/a%20b.jsonl", "file://localhost{root}/a%20b.jsonl"]
 )
 def test_a_path_and_a_file_uri_name_the_same_file(root, form):
-    assert resolve(form.format(root=root), [root]) == root / "a b.jsonl"
+    uri = form.format(root=root)
+
+    assert path_of(uri) == resolve(uri, [root]) == root / "a b.jsonl"
 
 
 def test_a_file_that_is_not_there_still_has_a_place(root):

@@ -213,6 +213,18 @@ def test_the_package_holds_both_directories_the_report_and_a_card_to_serve_from(
     assert json.loads(bench.store.get_bytes(manifest.file("contract.json").key)) == manifest.contract
 
 
+def test_the_package_names_a_verifier_posted_as_a_uri_by_its_path(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a b")
+    bench.document["verifier"]["model"] = (tmp_path / "a b/verifier").as_uri()
+    bench.trained()
+    bench.evaluated()
+
+    manifest = read_manifest(bench.store, package(bench.context("package")).output.manifest)
+
+    config = json.loads(bench.store.get_bytes(manifest.file("speculators/config.json").key))
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "a b/verifier")
+
+
 def test_files_that_no_engine_served_are_not_packaged_where_one_measured(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.trained()

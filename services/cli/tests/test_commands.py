@@ -1,6 +1,8 @@
 """Commands against a real API: what they print, and the exit status that a script sees."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from inspected_files import CONTRACT, write_shard
@@ -132,6 +134,25 @@ def test_inspecting_a_job_shows_what_it_trains_on_in_words(aerie, named, tmp_pat
     assert shown["samples"][0]["spans"][1]["text"].endswith("<|im_end|>")
     assert "the states were captured with tokenizer t" in shown["samples_remark"]
     assert "--- a (code): 5 tokens, 2 supervised" in text
+
+
+def test_a_verifier_posted_as_a_uri_is_found_for_the_words(aerie, named, tmp_path):
+    model = Path(named["verifier"]["model"])
+    spaced = shutil.copytree(model, model.parent / "a b")
+    posted = aerie.json(
+        "submit", write(tmp_path, {**named, "verifier": {**named["verifier"], "model": spaced.as_uri()}})
+    )
+    store = LocalStore(tmp_path / "house/objects")
+    writer = UnitWriter(store, tenant="t", job_id=posted["id"], stage="extract", unit=(0, 0, 2), unit_key="k", fence=1)
+    shard = write_shard(tmp_path / "shard-00000.safetensors")
+    writer.add_file(shard.name, shard, samples=2, tokens=8, supervised_tokens=2, final_states=3)
+    manifest = store.root / writer.commit({}, contract={**CONTRACT, "vocab_size": 320}).key
+
+    of_job = aerie.json("inspect", "job", posted["id"], "--dir", str(tmp_path / "house"))
+    of_shard = aerie.json("inspect", "shard", str(manifest))
+
+    assert f"{spaced} has" in of_job["samples_remark"]
+    assert f"{spaced} has" in of_shard["warning"]
 
 
 def test_a_job_whose_states_lie_elsewhere_is_inspected_without_samples_and_says_so(aerie, named, tmp_path):

@@ -36,12 +36,37 @@ def roots_of(tenant: str, roots: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(Path(str(root).replace("{tenant}", tenant)) for root in roots)
 
 
+def path_of(uri: str, *, pointer: str | None = None) -> Path:
+    """The absolute path that `uri` (`file:///PATH`, percent-decoded, or an absolute path as it stands) names, links and all.
+
+    The one place where such a URI is read. It judges no roots: `resolve` does. Raises SourceScheme.
+    """
+    if uri.startswith("/"):
+        path = uri
+    else:
+        try:
+            parts = urlsplit(uri)
+        except ValueError as error:
+            raise _scheme(uri, str(error), pointer) from None
+        if parts.scheme != "file":
+            what = f"scheme {parts.scheme!r}" if parts.scheme else "a relative path"
+            raise _scheme(uri, what, pointer)
+        if parts.netloc not in ("", "localhost"):
+            raise _scheme(uri, f"the host {parts.netloc!r}", pointer)
+        if parts.query or parts.fragment or not parts.path.startswith("/"):
+            raise _scheme(uri, "no plain absolute path", pointer)
+        path = unquote(parts.path, errors="surrogateescape")
+    if "\0" in path:
+        raise _scheme(repr(uri), "a NUL byte", pointer)
+    return Path(path)
+
+
 def resolve(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> Path:
     """The real path that `uri` (`file:///PATH` or an absolute path) names. It may not exist: whoever opens it says what is missing.
 
     Raises SourceScheme for other URIs, SourceNotAllowed for what leads outside `roots`.
     """
-    path = _path_of(uri, pointer)
+    path = path_of(uri, pointer=pointer)
     real = Path(os.path.realpath(path))
     if not any(real.is_relative_to(os.path.realpath(root)) for root in roots):
         listed = ", ".join(map(str, roots)) or "none"
@@ -68,28 +93,6 @@ def resolve_folder(uri: str, roots: Sequence[Path], *, pointer: str | None = Non
 def fingerprint(path: Path) -> str:
     """Hex BLAKE3 of a file's content: what a stage's key knows a data set by. Raises OSError."""
     return digest_file(path)
-
-
-def _path_of(uri: str, pointer: str | None) -> str:
-    """The absolute path in `uri`, percent-decoded if it is a `file:` URI."""
-    if uri.startswith("/"):
-        path = uri
-    else:
-        try:
-            parts = urlsplit(uri)
-        except ValueError as error:
-            raise _scheme(uri, str(error), pointer) from None
-        if parts.scheme != "file":
-            what = f"scheme {parts.scheme!r}" if parts.scheme else "a relative path"
-            raise _scheme(uri, what, pointer)
-        if parts.netloc not in ("", "localhost"):
-            raise _scheme(uri, f"the host {parts.netloc!r}", pointer)
-        if parts.query or parts.fragment or not parts.path.startswith("/"):
-            raise _scheme(uri, "no plain absolute path", pointer)
-        path = unquote(parts.path, errors="surrogateescape")
-    if "\0" in path:
-        raise _scheme(repr(uri), "a NUL byte", pointer)
-    return path
 
 
 def _scheme(uri: str, what: str, pointer: str | None) -> SourceScheme:

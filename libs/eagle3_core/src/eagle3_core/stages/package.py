@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from eagle3_core.data.sources import path_of
 from eagle3_core.drafter.card import CardFacts, write_card
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.export import ExportMismatch, require_same, sglang_config, write_sglang, write_speculators
@@ -39,7 +40,7 @@ def package(ctx: StageContext) -> Commit:
         drafter = _drafter(ctx, trained, parts)
         write_sglang(drafter, sglang, dtype)
         teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
-        write_speculators(drafter, speculators, dtype, ctx.spec.verifier.model.removeprefix("file://"), teacher)
+        write_speculators(drafter, speculators, dtype, str(path_of(ctx.spec.verifier.model)), teacher)
         ctx.begin("reading them back", PARTS)
         require_same(drafter, dtype, sglang, speculators, parts)
     ctx.log(f"both directories, read back in {ctx.spec.verifier.dtype}, give the trained drafter's logits")

@@ -19,6 +19,7 @@ from aerie_cli.inspect.shard import Samples, Verifier, describe, find, find_toke
 from aerie_cli.output import Json, command, document, people, plain
 from aerie_cli.report import clock, coloured, duration, show_job
 from aerie_cli.watch import JobId
+from eagle3_core.data.sources import path_of
 from eagle3_core.errors import AerieError
 
 
@@ -72,8 +73,8 @@ def in_words(
     manifest = next(manifests(job, objects), None)
     if manifest is None:
         return None, f"no samples to show: {objects} holds no hidden states of this job"
-    model = Path(str(job["spec"]["verifier"]["model"]).removeprefix("file://"))
     try:
+        model = path_of(str(job["spec"]["verifier"]["model"]))
         found = find(manifest)[0]
         tokenizer, warning = find_tokenizer(found.contract, manifest, verifier or model, None, objects.parent)
         return describe(found, tokenizer, samples)["first"], warning

@@ -26,6 +26,7 @@ from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.exits import FAILED, OK
 from aerie_cli.inspect.tensors import NotTensors, Tensors
 from aerie_cli.output import Json, aside, command, document, people, plain, value_text
+from eagle3_core.data.sources import path_of
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.objects.manifest import FileEntry, Manifest, damage
 from eagle3_core.objects.protocol import ObjectDamaged
@@ -167,7 +168,7 @@ def _verifier_of_job(place: Path, url: str | None, folder: Path) -> Path:
         raise InvalidRequest(f"{place} does not say which job it is of")
     with Api.found(url, folder) as api:
         model = str(api.get(job_path(job_id))["spec"]["verifier"]["model"])
-    return Path(model.removeprefix("file://"))
+    return path_of(model)
 
 
 def describe(found: Found, tokenizer: Tokenizer | None, samples: int) -> dict[str, Any]:
