@@ -195,7 +195,10 @@ class Attempt:
 
     def _because_asked(self) -> Failure:
         if self._why is Cause.CANCELLED:
-            return Failure(cause=Cause.CANCELLED, problem=Cancelled("the job was cancelled").problem(), retryable=False)
+            told = Cancelled(
+                "the job was cancelled", remedy="none needed; `aerie retry JOB` goes on from what is saved"
+            )
+            return Failure(cause=Cause.CANCELLED, problem=told.problem(), retryable=False)
         problem = Preempted("the worker was asked to stop", remedy="none needed: the unit is queued again").problem()
         return Failure(cause=Cause.PREEMPTED, problem=problem)
 

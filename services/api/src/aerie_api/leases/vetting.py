@@ -53,7 +53,10 @@ class Vetting:
         manifest = read_manifest(self._store, ref)
         for entry in manifest.files:
             if (size := self._store.stat(entry.key).size) != entry.size:
-                raise ObjectDamaged(f"{entry.key} has {size} bytes, its manifest says {entry.size}")
+                raise ObjectDamaged(
+                    f"{entry.key} has {size} bytes, its manifest says {entry.size}",
+                    remedy="run the stage that writes it again",
+                )
         return manifest
 
     def objects(self, commit: Commit) -> dict[str, int]:

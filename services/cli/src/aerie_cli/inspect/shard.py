@@ -165,7 +165,10 @@ def _verifier_of_job(place: Path, url: str | None, folder: Path) -> Path:
     """The verifier's folder, by asking the API for the job whose id is in the object's path."""
     job_id = next((part for part in place.absolute().parts if part.startswith("job_")), None)
     if job_id is None:
-        raise InvalidRequest(f"{place} does not say which job it is of")
+        raise InvalidRequest(
+            f"{place} does not say which job it is of",
+            remedy="name the file inside its object store, or give the verifier's folder with --verifier",
+        )
     with Api.found(url, folder) as api:
         model = str(api.get(job_path(job_id))["spec"]["verifier"]["model"])
     return path_of(model)
