@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 from inspected_files import CONTRACT, write_shard
 
+from aerie_cli.main import app
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter
 
@@ -206,8 +208,10 @@ def test_the_house_in_a_folder_is_found_by_its_file(aerie, tmp_path):
 
 
 def test_every_command_documents_itself(aerie):
-    told = aerie("--help").stdout
+    told, commands = aerie("--help").stdout, typer.main.get_command(app).commands
 
-    for name in ("up", "demo", "stage", "plan", "submit", "status", "watch", "logs", "cancel", "retry", "inspect"):
+    assert {"submit", "download", "keys", "bench", "support-bundle"} <= set(commands)
+    for name, command in commands.items():
         assert name in told
+        assert command.help
         assert aerie(name, "--help").exit_code == 0
