@@ -6,7 +6,7 @@ Whatever uses `database` (and so `make_api`, and so `api`) runs twice: on SQLite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,9 +199,14 @@ class Worker:
             headers={"Authorization": f"Bearer {token or unit.token}", "Content-Type": "application/json"},
         )  # fmt: skip
 
-    def stops(self, known: Sequence[str] = ()) -> Any:
+    def stops(self, known: Mapping[str, int] | None = None) -> Any:
         """What is to stop of what it holds, asked without waiting."""
-        question = {"worker_id": self.worker_id, "incarnation": self.incarnation, "known": list(known), "wait_s": 0}
+        question = {
+            "worker_id": self.worker_id,
+            "incarnation": self.incarnation,
+            "known": dict(known or {}),
+            "wait_s": 0,
+        }
         headers = {"Authorization": f"Bearer {self.api.house.worker_token}"}
         answer = self.api.http.post("/internal/v1/stops", json=question, headers=headers)
         assert answer.status_code == 200, answer.text

@@ -37,7 +37,7 @@ MANIFEST = {"key": "m", "blake3": "0" * 64, "content": "0" * 64}
 RESULT = {"stage": "prepare", "key": "k" * 64, "manifest": MANIFEST, "result": {}}
 WORKER_BODIES: dict[str, Any] = {
     "claim_unit": {"worker_id": "w", "incarnation": "1", "queues": ["prep"], "wait_s": 0},
-    "hear_stops": {"worker_id": "w", "incarnation": "1", "known": [], "wait_s": 0},
+    "hear_stops": {"worker_id": "w", "incarnation": "1", "known": {}, "wait_s": 0},
     "heartbeat_unit": {}, "commit_unit": {"output": RESULT, "seconds": 1.0},
     "fail_unit": {"cause": "failed", "problem": {"code": "x", "detail": "d"}, "retryable": True},
 }  # fmt: skip

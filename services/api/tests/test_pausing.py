@@ -143,7 +143,7 @@ def test_a_stop_is_heard_at_once_and_once(api):
     worker, unit = api.reach("generate")
     assert worker.stops() == {}
     pause(api, job)
-    assert worker.stops() == {unit.unit_run_id: {"cancel": False, "give_back": True, "lease_s": 60.0}}
-    assert worker.stops(known=[unit.unit_run_id]) == {}
+    assert worker.stops() == {unit.unit_run_id: {"fence": 1, "cancel": False, "give_back": True, "lease_s": 60.0}}
+    assert worker.stops(known={unit.unit_run_id: unit.fence}) == {}
     assert api.worker("w2").stops() == {}
     assert api.worker(incarnation="2").stops() == {}

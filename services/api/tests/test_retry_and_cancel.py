@@ -90,6 +90,20 @@ def test_a_running_job_is_cancelled_when_its_last_unit_has_stopped(api):
     assert worker.run()[:2] == ["generate", "extract"]
 
 
+def test_a_stop_names_the_attempt_that_it_means_and_leaves_the_next_one_alone(api):
+    job = api.post()
+    worker, first = api.reach("train")
+    api.http.post(f"/jobs/{job['id']}/cancel")
+    known = {unit: stop["fence"] for unit, stop in worker.stops().items()}
+    worker.fail(first, "cancelled")
+    api.http.post(f"/jobs/{job['id']}/retry")
+    again = worker.take()
+    assert known == {again.unit_run_id: again.fence - 1}
+    assert worker.stops() == {}
+    api.http.post(f"/jobs/{job['id']}/cancel")
+    assert worker.stops(known)[again.unit_run_id]["fence"] == again.fence
+
+
 def test_a_cancelled_job_does_not_wait_for_a_worker_that_died(api):
     job = api.post()
     api.reach("prepare")

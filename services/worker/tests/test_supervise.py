@@ -7,9 +7,11 @@ from queue import SimpleQueue
 import pytest
 from worker_stubs import Lost, assignment, gone, scripted_child
 
-from aerie_worker import pulse
+from aerie_worker import ear, pulse
 from aerie_worker.children import ChildProcess
 from aerie_worker.claim import Control
+from aerie_worker.ear import Ear
+from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone
 from aerie_worker.supervise import Attempt, KillAsked, StopAsked
 from eagle3_core.errors import AerieError
 
@@ -25,11 +27,16 @@ class Bench:
         self.api = api
         self.inbox = SimpleQueue()
         self.control = Control(api.url, "worker-token", "w1", "i1", ["prep"])
-        environment = {**os.environ, "AERIE_STORE": f"file://{folder}/store"}
-        self.child = ChildProcess(scripted_child(), environment, folder / "scratch", self.inbox)
+        self.environment = {**os.environ, "AERIE_STORE": f"file://{folder}/store"}
+        self.folder = folder
+        self.use_a_fresh_child("scratch")
 
-    def attempt(self, does: str, stage: str = "prepare", grace_s: float = 25.0) -> None:
-        Attempt(self.control, self.child, assignment(does, stage), self.inbox, grace_s).run(never_give_up)
+    def use_a_fresh_child(self, scratch: str) -> None:
+        self.child = ChildProcess(scripted_child(), self.environment, self.folder / scratch, self.inbox)
+
+    def attempt(self, does: str, grace_s: float = 25.0, fence: int = 1, pause=never_give_up) -> None:
+        unit = assignment(does).model_copy(update={"fence": fence})
+        Attempt(self.control, self.child, unit, self.inbox, grace_s).run(pause)
 
     def during(self, note: str, act) -> None:
         """Do `act` once the API heard progress that says `note`, in a thread; a fault there fails the test at its end."""
@@ -142,6 +149,50 @@ def test_a_unit_that_does_not_stop_is_killed_with_all_its_processes(bench):
     assert bench.failure()["cause"] == "cancelled"
     assert len(pids) == 2
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("wish", [CancelAsked, GiveBackAsked, LeaseGone])
+def test_what_was_wished_of_an_earlier_attempt_does_not_touch_the_next_one_at_the_same_unit(bench, wish):
+    bench.inbox.put((None, wish("u1", fence=1)))
+
+    bench.attempt("count", fence=2)
+
+    assert bench.api.next("commit")[0]["output"]["result"]["unit"] == 1
+    assert bench.api.heard("fail") == []
+
+
+def test_a_retry_after_a_cancel_that_took_long_ends_in_one_clean_attempt(bench, monkeypatch):
+    monkeypatch.setattr(ear, "LISTEN_S", 0.0)
+    monkeypatch.setattr(ear, "PAUSE_S", 0.0)
+    bench.api.answers["fail"] = 503  # the API holds the first attempt's unit for running meanwhile
+    listener = Ear(bench.control, lambda wish: bench.inbox.put((None, wish)))
+    listener.start()
+
+    def cancel(_: object) -> None:
+        bench.api.cancel = True
+        bench.api.stop_unit("u1", fence=1, cancel=True)
+
+    def settle(seconds: float) -> bool:
+        """Let the API take the end, once it was asked several times more what is to stop."""
+        bench.api.heard("stops")
+        for _ in range(4):
+            bench.api.next("stops")
+        bench.api.cancel = False
+        bench.api.stop_nothing()
+        bench.api.answers.clear()
+        return False
+
+    bench.during("stubborn", cancel)
+    bench.attempt("stubborn", grace_s=0.2, pause=settle)
+    assert {told["cause"] for told, _ in bench.api.heard("fail")} == {"cancelled"}
+
+    bench.use_a_fresh_child("scratch-2")
+    bench.attempt("count", fence=2)
+    listener.close()
+
+    assert bench.api.next("commit")[0]["output"]["result"] == {"unit": 1, "loads": 1}
+    assert bench.api.heard("fail") == []
+    assert not bench.child.spent
 
 
 def test_a_lost_lease_kills_the_child_and_uploads_nothing(bench):

@@ -125,16 +125,24 @@ class ApiStub:
     def _stops(self, request: BaseHTTPRequestHandler, body: dict) -> None:
         """Stays on the line until something is to stop that the worker does not know of."""
         with self.stopping:
-            self.stopping.wait_for(lambda: set(self.stops) - set(body["known"]) or self.closed, body["wait_s"])
-            units = {unit: answer for unit, answer in self.stops.items() if unit not in body["known"]}
+            self.stopping.wait_for(lambda: self._untold(body["known"]) or self.closed, body["wait_s"])
+            units = self._untold(body["known"])
         with contextlib.suppress(ConnectionError):  # the worker may have ended meanwhile
             self._send(request, 200, {"units": units})
 
-    def stop_unit(self, unit: str, **answer: bool) -> None:
-        """Want `unit` to stop, as `answer` says (cancel or give_back)."""
+    def _untold(self, known: dict[str, int]) -> dict[str, dict]:
+        return {unit: answer for unit, answer in self.stops.items() if known.get(unit) != answer["fence"]}
+
+    def stop_unit(self, unit: str, fence: int, **answer: bool) -> None:
+        """Want the attempt `fence` at `unit` to stop, as `answer` says (cancel or give_back)."""
         with self.stopping:
-            self.stops[unit] = {"lease_s": 60, **answer}
+            self.stops[unit] = {"lease_s": 60, "fence": fence, **answer}
             self.stopping.notify_all()
+
+    def stop_nothing(self) -> None:
+        """Want nothing to stop any more."""
+        with self.stopping:
+            self.stops.clear()
 
     def _claim(self, request: BaseHTTPRequestHandler, queues: list[str]) -> None:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, Unreachable, WorkerSetAside
 from eagle3_core.jobs.wire import (
     Assignment,
+    AttemptStop,
     ClaimRequest,
     Commit,
     Failure,
@@ -125,13 +126,14 @@ class Control:
         route = f"/units/{assignment.unit_run_id}/heartbeat"
         return _read(HeartbeatAnswer, self._post(route, beat.model_dump(mode="json"), assignment.token))
 
-    def stops(self, known: Collection[str], wait_s: float) -> dict[str, HeartbeatAnswer]:
-        """What is to stop of what this worker holds, but for the units `known`; waits up to `wait_s` for something.
+    def stops(self, known: Mapping[str, int], wait_s: float) -> dict[str, AttemptStop]:
+        """What is to stop of what this worker holds, by unit, but for the attempts `known` (fences by unit); waits up to
+        `wait_s` for something.
 
         Raises Unreachable, Refused.
         """
         question = Stops(
-            worker_id=self._who.worker_id, incarnation=self._who.incarnation, known=list(known), wait_s=wait_s
+            worker_id=self._who.worker_id, incarnation=self._who.incarnation, known=dict(known), wait_s=wait_s
         )
         response = self._post("/stops", question.model_dump(), self._token, timeout_s=wait_s + TIMEOUT_S)
         return _read(StopsAnswer, response).units

@@ -17,11 +17,13 @@ from eagle3_core.jobs.refusals import Unreachable
 LISTEN_S = 20.0
 PAUSE_S = 0.25
 """Between two questions, so that an API that answers at once (because it is stopping) is not flooded."""
+MOST_KNOWN = 64
+"""Units whose stops are remembered, as many as one question may name; a worker holds one at a time."""
 log = logging.getLogger("aerie.worker")
 
 
 class Ear:
-    """Passes wishes on by `emit`, each once."""
+    """Passes wishes on by `emit`, one for each attempt."""
 
     def __init__(self, control: Control, emit: Callable[[object], None]) -> None:
         self._control = control
@@ -38,7 +40,7 @@ class Ear:
         self._closed.set()
 
     def _listen(self) -> None:
-        known: set[str] = set()
+        known: dict[str, int] = {}
         waits = pauses()
         while not self._closed.is_set():
             try:
@@ -50,8 +52,11 @@ class Ear:
                 log.warning("stops are heard with the heartbeats only: %s", error.text())
                 return
             waits = pauses()
-            for unit_run_id, answer in told.items():
-                if (wish := wish_of(unit_run_id, answer)) is not None:
+            for unit_run_id, stop in told.items():
+                if (wish := wish_of(unit_run_id, stop.fence, stop)) is not None:
                     self._emit(wish)
-            known = set(told)
+                known.pop(unit_run_id, None)  # the latest told is the last to be forgotten
+                known[unit_run_id] = stop.fence
+            for unit_run_id in list(known)[:-MOST_KNOWN]:
+                del known[unit_run_id]
             self._closed.wait(PAUSE_S)

@@ -27,28 +27,34 @@ log = logging.getLogger("aerie.worker")
 
 
 @dataclass(frozen=True)
-class CancelAsked:
+class Wish:
+    """What the API wants of one attempt. It may arrive when the attempt is over, and says nothing to the unit's next one."""
+
+    unit_run_id: str
+    fence: int
+
+    def concerns(self, attempt: Assignment) -> bool:
+        """Whether `attempt` is the one that is meant."""
+        return (self.unit_run_id, self.fence) == (attempt.unit_run_id, attempt.fence)
+
+
+class CancelAsked(Wish):
     """A person wants the unit to stop."""
 
-    unit_run_id: str
 
-
-@dataclass(frozen=True)
-class GiveBackAsked:
+class GiveBackAsked(Wish):
     """The job is paused: what the unit has is to be saved for later."""
 
-    unit_run_id: str
 
-
-class LeaseGone:
+class LeaseGone(Wish):
     """Another attempt owns the unit."""
 
 
-def wish_of(unit_run_id: str, answer: HeartbeatAnswer) -> CancelAsked | GiveBackAsked | None:
-    """What `answer` asks of a unit's holder."""
+def wish_of(unit_run_id: str, fence: int, answer: HeartbeatAnswer) -> CancelAsked | GiveBackAsked | None:
+    """What `answer` asks of the unit's holder, whose attempt has `fence`."""
     if answer.cancel:
-        return CancelAsked(unit_run_id)
-    return GiveBackAsked(unit_run_id) if answer.give_back else None
+        return CancelAsked(unit_run_id, fence)
+    return GiveBackAsked(unit_run_id, fence) if answer.give_back else None
 
 
 class News:
@@ -131,24 +137,25 @@ class Pulse:
             self._changed.notify()
 
     def _beat(self) -> None:
+        unit_run_id, fence = self._assignment.unit_run_id, self._assignment.fence
         last, quiet_until, waits = time.monotonic(), 0.0, pauses()
         while (beat := self._next(last, quiet_until)) is not None:
             last = time.monotonic()
             quiet_until = last + NEWS_EVERY_S
             try:
                 answer = self._control.heartbeat(self._assignment, beat)
-                if (wish := wish_of(self._assignment.unit_run_id, answer)) is not None:
+                if (wish := wish_of(unit_run_id, fence, answer)) is not None:
                     self._emit(wish)
                 waits = pauses()
             except LeaseLost:
-                self._emit(LeaseGone())
+                self._emit(LeaseGone(unit_run_id, fence))
                 return
             except Unreachable:
                 quiet_until = last + next(waits)
                 with self._changed:
                     self._news.put_back(beat)
             except Refused as error:
-                log.error("heartbeat of %s refused, its news is lost: %s", self._assignment.unit_run_id, error.text())
+                log.error("heartbeat of %s refused, its news is lost: %s", unit_run_id, error.text())
 
     def _next(self, last: float, quiet_until: float) -> Heartbeat | None:
         """What to send when it is time to send; None at the end."""

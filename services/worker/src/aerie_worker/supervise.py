@@ -22,7 +22,7 @@ from typing import Any
 from aerie_worker import metrics
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
 from aerie_worker.claim import Control, Refused, insist
-from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse
+from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse, Wish
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, Preempted, Unreachable
 from eagle3_core.jobs.states import Cause
@@ -128,6 +128,8 @@ class Attempt:
                 continue
             if source is not None and source is not self._child:
                 continue  # the last words of an earlier child
+            if isinstance(event, Wish) and not event.concerns(self._unit):
+                continue  # meant an earlier attempt, which may have been one at this unit
             match event:
                 case Exited():
                     return self._ended(event.code)
@@ -142,12 +144,8 @@ class Attempt:
                     self._kill()
                     return None
                 case CancelAsked():
-                    if event.unit_run_id == self._unit.unit_run_id:
-                        self._ask_to_stop(Cause.CANCELLED)
-                case GiveBackAsked():
-                    if event.unit_run_id == self._unit.unit_run_id:
-                        self._ask_to_stop(Cause.PREEMPTED)
-                case StopAsked():
+                    self._ask_to_stop(Cause.CANCELLED)
+                case GiveBackAsked() | StopAsked():
                     self._ask_to_stop(Cause.PREEMPTED)
                 case _:  # KillAsked
                     self._why = self._why or Cause.PREEMPTED

@@ -134,15 +134,21 @@ class Stops(Message):
 
     worker_id: str
     incarnation: str
-    known: list[str] = Field(default_factory=list[str], max_length=64)
-    """Units of which it knows."""
+    known: dict[str, int] = Field(default_factory=dict[str, int], max_length=64)
+    """Fence of the latest attempt of whose stop it knows, by unit."""
     wait_s: float = Field(default=20.0, ge=0, le=60)
+
+
+class AttemptStop(HeartbeatAnswer):
+    """What the API wants of one attempt, and of no other at the same unit."""
+
+    fence: int
 
 
 class StopsAnswer(Message):
     """What is to stop, by unit; empty when nothing is."""
 
-    units: dict[str, HeartbeatAnswer]
+    units: dict[str, AttemptStop]
 
 
 class Output(Message):

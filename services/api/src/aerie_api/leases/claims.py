@@ -34,6 +34,7 @@ from eagle3_core.jobs.refusals import LeaseLost, WorkerSetAside
 from eagle3_core.jobs.states import Cause, JobStatus, UnitState
 from eagle3_core.jobs.wire import (
     Assignment,
+    AttemptStop,
     ClaimRequest,
     Commit,
     Failure,
@@ -187,14 +188,15 @@ class Claims:
                 session.flush()
                 judge(session, job, worker, now)
 
-    def stops(self, question: Stops) -> dict[str, HeartbeatAnswer]:
-        """What is to stop of what a worker holds, but for what it knows of."""
+    def stops(self, question: Stops) -> dict[str, AttemptStop]:
+        """What is to stop of what a worker holds, but for the attempts that it knows of."""
         with self._db.read() as session:
             held = UnitRepository(session).held_by(question.worker_id, question.incarnation)
-            answers = {
-                unit_id: self._answer(job) for unit_id, job in held if not living(job) and unit_id not in question.known
+            return {
+                unit_id: AttemptStop(fence=fence, **self._answer(job).model_dump())
+                for unit_id, fence, job in held
+                if not living(job) and question.known.get(unit_id) != fence
             }
-        return answers
 
     def _answer(self, job: Job) -> HeartbeatAnswer:
         return HeartbeatAnswer(

@@ -148,11 +148,11 @@ class UnitRepository:
         mine = and_(Unit.state == UnitState.RUNNING, Unit.worker_id == worker_id, Unit.incarnation != incarnation)
         return list(self.session.scalars(select(Unit).where(mine)))
 
-    def held_by(self, worker_id: str, incarnation: str) -> list[tuple[str, Job]]:
-        """The units that a start of a worker holds, by id, with their jobs."""
+    def held_by(self, worker_id: str, incarnation: str) -> list[tuple[str, int, Job]]:
+        """The units that a start of a worker holds, by id, with its attempt's fence and their jobs."""
         mine = and_(Unit.state == UnitState.RUNNING, Unit.worker_id == worker_id, Unit.incarnation == incarnation)
-        query = select(Unit.id, Job).join(Job, Job.id == Unit.job_id).where(mine)
-        return [(unit_id, job) for unit_id, job in self.session.execute(query)]
+        query = select(Unit.id, Unit.fence, Job).join(Job, Job.id == Unit.job_id).where(mine)
+        return [(unit_id, fence, job) for unit_id, fence, job in self.session.execute(query)]
 
     def extend_all(self, now: float, until: float) -> None:
         """Let every running lease last at least until `until`, but those that somebody is just writing to.
