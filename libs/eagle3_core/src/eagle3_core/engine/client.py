@@ -117,7 +117,8 @@ class Client:
         connection.timeout = STATUS_S
         try:
             connection.request("GET", self._prefix + path)
-            return connection.getresponse().status
+            with connection.getresponse() as answer:  # an answer that is not closed keeps its socket
+                return answer.status
         except (OSError, http.client.HTTPException):
             return None
         finally:
@@ -137,8 +138,8 @@ class Client:
         try:
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            said = answer.read()
+            with connection.getresponse() as answer:
+                said = answer.read()
             if answer.status != 200:
                 raise answered_error(answer.status, said)
             return json.loads(said)
