@@ -43,7 +43,7 @@ def extract(ctx: StageContext) -> Commit:
         shards.add(name, samples.tasks[i], sequences[i], mask, captured.states.stored())
     judged = {} if recheck is None else _judge(ctx, recheck)
     posted_verifier(ctx)
-    output = commit_states(ctx, shards, contract, ctx.assignment.key, time.monotonic() - started, judged)
+    output = commit_states(ctx, shards, ctx.assignment.key, time.monotonic() - started, judged)
     return Commit(output=output, seconds=0.0)
 
 

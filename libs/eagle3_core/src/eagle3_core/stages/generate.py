@@ -20,7 +20,6 @@ from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.stages.prepare import states_need
 from eagle3_core.stages.warm import reporting, warm_engine
 from eagle3_core.verifier.base import Decoding, Generated, Verifier
-from eagle3_core.verifier.contract import CaptureContract
 
 ANSWERS_FILE = "answers.safetensors"
 
@@ -56,7 +55,7 @@ def generate(ctx: StageContext) -> Commit:
     ref, result = _commit_answers(ctx, prompts, [answers[i] for i in range(len(prompts))], seconds)
     if shards is None:
         return ctx.done(ref, result)
-    states = commit_states(ctx, shards, shards.contract, _extract_key(ctx, ref), seconds)
+    states = commit_states(ctx, shards, _extract_key(ctx, ref), seconds)
     return ctx.done(ref, result, [states])
 
 
@@ -97,11 +96,11 @@ def _extract_key(ctx: StageContext, answers: ManifestRef) -> str:
 
 
 def commit_states(
-    ctx: StageContext, shards: ShardWriter, contract: CaptureContract, key: str, seconds: float,
+    ctx: StageContext, shards: ShardWriter, key: str, seconds: float,
     also: Mapping[str, int] = MappingProxyType({}),
 ) -> Output:  # fmt: skip
     """Commit `shards` as the output of extract's unit `key`; its result says `also` what was counted on the way."""
     writer = ctx.writer("extract", key)
-    result = {**shards.close(writer), **also, "pass": contract.capture_pass}
-    ref = writer.commit(result, contract=contract.model_dump(mode="json"), timings={"capture_s": seconds})
+    result = {**shards.close(writer), **also, "pass": shards.contract.capture_pass}
+    ref = writer.commit(result, contract=shards.contract.model_dump(mode="json"), timings={"capture_s": seconds})
     return Output(stage="extract", key=key, manifest=ref, result=result)

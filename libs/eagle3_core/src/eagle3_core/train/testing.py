@@ -70,7 +70,7 @@ class RandomStates:
             final = torch.randn(len(mask), HIDDEN, generator=generator)
             shards.add(f"s{i}", "t", ids, [int(c) for c in mask], States(aux, final).stored())
         ctx = stage_context(self.folder, "extract", self.document, store=self.store)
-        return commit_states(ctx, shards, self.contract, "e" * 64, 0.0).manifest
+        return commit_states(ctx, shards, "e" * 64, 0.0).manifest
 
     def _vocab(self) -> ManifestRef:
         t2d = torch.zeros(VOCAB, dtype=torch.bool)

@@ -34,6 +34,33 @@ class SelfCheckFailed(AerieError):
     code, status = "verifier.self_check", 500
 
 
+def contract_of_run(
+    who: Identity, *, revision: str, aux_layers: tuple[int, int, int], dtype: str, kv_cache_dtype: str, attention: str,
+    engine: str, engine_version: str, capture_pass: Literal["decode", "prefill"], parallel: str = "tp1",
+) -> CaptureContract:  # fmt: skip
+    """How an engine that runs `who` captures: what the verifier is, which is the same for all engines, and how it is run."""
+    return CaptureContract(
+        verifier=who.digest,
+        verifier_name=who.name,
+        revision=revision,
+        config_digest=who.config_digest,
+        tokenizer_digest=who.tokenizer_digest,
+        chat_template_digest=who.chat_template_digest,
+        hidden_size=who.hidden_size,
+        num_layers=who.num_layers,
+        vocab_size=who.vocab_size,
+        aux_layers=aux_layers,
+        dtype=dtype,
+        stored_dtype=str(STORED_DTYPE).removeprefix("torch."),
+        kv_cache_dtype=kv_cache_dtype,
+        attention=attention,
+        parallel=parallel,
+        engine=engine,
+        engine_version=engine_version,
+        capture_pass=capture_pass,
+    )
+
+
 @dataclass(frozen=True)
 class States:
     """Captured states; leading dimensions are those of the tokens."""

@@ -27,7 +27,7 @@ from eagle3_core.engine.server import Server, running_server
 from eagle3_core.engine.settings import EngineSettings, require_allowed, require_engine, server_config
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.objects.local import LocalStore
-from eagle3_core.verifier.base import STORED_DTYPE, Captured, Decoding, Generated, Progressed, States
+from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, States, contract_of_run
 from eagle3_core.verifier.contract import CaptureContract
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
@@ -92,20 +92,12 @@ class SGLangVerifier:
     def contract(self, capture_pass: Literal["decode", "prefill"]) -> CaptureContract:
         """How this engine captures. Starts the server, whose own settings are part of it."""
         said: Mapping[str, Any] = self.server().client.get("/server_info")
-        who, kv = self.identity, said.get("kv_cache_dtype")
-        return CaptureContract(
-            verifier=who.digest,
-            verifier_name=who.name,
+        kv = said.get("kv_cache_dtype")
+        return contract_of_run(
+            self.identity,
             revision=self.revision,
-            config_digest=who.config_digest,
-            tokenizer_digest=who.tokenizer_digest,
-            chat_template_digest=who.chat_template_digest,
-            hidden_size=who.hidden_size,
-            num_layers=who.num_layers,
-            vocab_size=who.vocab_size,
             aux_layers=self.aux_layers,
             dtype=self.spec.dtype,
-            stored_dtype=str(STORED_DTYPE).removeprefix("torch."),
             kv_cache_dtype=self.spec.dtype if kv in (None, "auto") else str(kv).removeprefix("torch."),
             attention=str(said.get("attention_backend") or "unknown"),
             parallel=f"tp{self.spec.tensor_parallel}",

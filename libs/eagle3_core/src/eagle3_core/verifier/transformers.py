@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.verifier.attention import NAME
-from eagle3_core.verifier.base import STORED_DTYPE, Captured, Decoding, Generated, Progressed, SelfCheckFailed
+from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, SelfCheckFailed, contract_of_run
 from eagle3_core.verifier.cache import Placement, SlotCache, placed
 from eagle3_core.verifier.contract import CaptureContract
 from eagle3_core.verifier.folder import UnsupportedVerifier, number_in
@@ -112,20 +112,11 @@ class TransformersVerifier:
 
     def contract(self, capture_pass: Literal["decode", "prefill"]) -> CaptureContract:
         """How this engine captures in a pass of that kind."""
-        who = self.identity
-        return CaptureContract(
-            verifier=who.digest,
-            verifier_name=who.name,
+        return contract_of_run(
+            self.identity,
             revision=self.revision,
-            config_digest=who.config_digest,
-            tokenizer_digest=who.tokenizer_digest,
-            chat_template_digest=who.chat_template_digest,
-            hidden_size=who.hidden_size,
-            num_layers=who.num_layers,
-            vocab_size=who.vocab_size,
             aux_layers=self.aux_layers,
             dtype=str(self.dtype).removeprefix("torch."),
-            stored_dtype=str(STORED_DTYPE).removeprefix("torch."),
             kv_cache_dtype=str(self.dtype).removeprefix("torch."),
             attention=NAME,
             engine="transformers",
