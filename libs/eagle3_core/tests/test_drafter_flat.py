@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from eagle3_core.drafter.flat import GATE_UP, QKV, FlatWeights, stacked
+from eagle3_core.drafter.flat import GATE_UP, HEAD, QKV, FlatWeights, stacked
 from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import batch_loss
@@ -68,3 +70,28 @@ def test_a_frozen_head_lies_outside_and_masters_are_float32(dtype: torch.dtype) 
     assert all(torch.equal(flat.masters()[n], drafter.weights[n]) for n in flat.slots)
     assert all(w.dtype == dtype for w in flat.drafter.weights.values())
     assert (flat.master_N is flat.compute_N) == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize("train_head", [True, False])
+@pytest.mark.parametrize("algorithm", ["eagle3.1", "eagle3"])
+def test_every_element_of_a_gradient_is_told_once_and_final(train_head: bool, algorithm: Any) -> None:
+    drafter = random_drafter(tiny_config(algorithm))
+    for name, weight in drafter.weights.items():
+        weight.requires_grad_(train_head or name != HEAD)
+    flat = FlatWeights(drafter, "cpu", torch.float32)
+    batch, teacher = pack(random_samples(["0011111", "01101"]), 3), random_teacher(drafter.config)
+    told: list[tuple[slice, torch.Tensor]] = []
+
+    def tell(part: torch.Tensor) -> None:
+        start = part.storage_offset()
+        told.append((slice(start, start + len(part)), part.clone()))
+
+    batch_loss(flat.drafter, teacher, batch, Objective(3), tell=tell)[0].backward()
+
+    assert [part for part, _ in told] == [part for portion in flat.portions for part in portion]
+    assert len(told) >= (3 if train_head else 2)
+    assert all(torch.equal(flat.gradient()[part], values) for part, values in told)
+    times_N = torch.zeros(len(flat.compute_N))
+    for part, _ in told:
+        times_N[part] += 1
+    assert bool((times_N == 1).all())

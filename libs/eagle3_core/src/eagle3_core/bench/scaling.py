@@ -4,7 +4,8 @@
 
 Work is chats of about 1,024 tokens. `weak` gives every GPU as many tokens as one had, `strong` shares one GPU's tokens;
 samples go to ranks as in a run (`train.feed`), by their cost. Each row's `ratio` is tokens/s over N times those of one
-GPU alone over the same tokens, a step for each pass, measured in the same run. A step takes as long as the rank with
+GPU alone over the same tokens, a step for each pass, measured in the same run: the mean of the N cards, since no two are
+equally fast, each working by itself while the others do. A step takes as long as the rank with
 the most work, and then its collectives: `imbalance` is what the slowest rank's own work takes over the mean (0.05 = 5 %
 longer), `communication` the share of a step that is left when that is taken away. Rank 0 writes one JSON document to
 stdout.
@@ -102,13 +103,10 @@ class Measuring:
         return self._timed(lambda: _step(held, batches, ranks)), _peak(self._device)
 
     def _alone(self, group: Sequence[Pass]) -> float:
-        """Seconds of a step over `group` that rank 0 takes by itself."""
-        seconds = 1.0
-        if self._ranks.first:
-            held, batches = self._held("ddp", Ranks()), self._loaded(group)
-            seconds = self._timed(lambda: _step(held, batches, Ranks()))
-        self._ranks.wait()
-        return float(self._ranks.from_first(seconds))
+        """Seconds of a step over `group` on one GPU: the mean of all of them, each by itself, at the same time."""
+        held, batches = self._held("ddp", Ranks()), self._loaded(group)
+        seconds = self._timed(lambda: _step(held, batches, Ranks()))
+        return self._mean(seconds)
 
     def _row(self, impl: str, scaling: Scaling, gpus: int, one: float, passes: int, seconds: float) -> Row:
         """`one` is what one GPU takes for a pass, `seconds` what was taken for `passes` of them."""

@@ -10,7 +10,7 @@ size, H hidden size, I inner size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -98,17 +98,43 @@ class Matrices:
         self.fc_norms = [weights[name] for name in FC_NORMS] if config.fc_norm else []
 
 
+Portions = tuple[tuple[slice, ...], ...]
+"""Ranges of the flat gradient in the order in which a backward pass ends them."""
+
+
+def portions_of(slots: Mapping[str, Slot], size: int) -> Portions:
+    """The head's range, whose gradient is there before the chains are walked backward; that of the layer's output and
+    MLP, which ends next; and all else. Together they are 0 to `size`, nothing twice."""
+    head, middle = slots.get(HEAD), slice(slots[OUT].start, slots[DOWN].stop)
+    early = ([slice(head.start, head.stop)] if head else []) + [middle]
+    ends = sorted({0, size, *(end for part in early for end in (part.start, part.stop))})
+    rest = tuple(part for part in (slice(a, b) for a, b in pairwise(ends)) if part not in early)
+    return *((part,) for part in early), rest
+
+
 class Gradients:
     """The gradient of one pass: one tensor, by name, and as the products write it."""
 
-    def __init__(self, config: DrafterConfig, names: Sequence[str], like: Tensor) -> None:
-        """Of the weights `names` in the dtype and on the device of `like`; contents are not set, gaps are zero."""
+    def __init__(
+        self, config: DrafterConfig, names: Sequence[str], like: Tensor, tell: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Of the weights `names` in the dtype and on the device of `like`; contents are not set, gaps are zero.
+
+        `tell` gets every range of `flat_N` as soon as nothing more is written to it.
+        """
         slots, size = slots_of(config, names)
+        self._tell, self._portions = tell, iter(portions_of(slots, size) if tell else ())
         self.flat_N = like.new_empty(size)
         for before, after in pairwise([*slots.values(), Slot(size, (0,))]):
             self.flat_N[before.stop : after.start].zero_()
         self.named = {name: slot.of(self.flat_N) for name, slot in slots.items()}
         self.matrices = Matrices(config, self.named)
+
+    def portion_done(self) -> None:
+        """The next of `portions_of` is final."""
+        for part in next(self._portions, ()):
+            if self._tell is not None:
+                self._tell(self.flat_N[part])
 
 
 class FlatWeights:
@@ -118,6 +144,7 @@ class FlatWeights:
         """Take over `drafter` (any device and dtype; it stays as it is) for training with products in `dtype`."""
         trained = [name for name, weight in drafter.weights.items() if weight.requires_grad]
         self.slots, size = slots_of(drafter.config, trained)
+        self.portions = portions_of(self.slots, size)
         self.master_N = torch.zeros(size, device=device)
         for name, slot in self.slots.items():
             slot.of(self.master_N).copy_(drafter.weights[name].detach())

@@ -71,13 +71,15 @@ def batch_loss(
     noise: Callable[[Tensor], Tensor] | None = None,
     *,
     operations: Operations | None = None,
+    tell: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor, StepCounts]:
     """(numerator, denominator, counts) of `batch`; the loss is their quotient (see `drafter.losses`).
 
     `drafter` and `teacher` on the batch's device and in the dtype of the products; `noise` maps aux states to noisy
     ones. Gradients of all of a drafter's trained weights come in one piece, as `flat.Gradients` lays them out. The
     denominator carries none. A batch without chains gives (0 with a gradient of zero, 0, zero counts).
-    `operations` are those that fit the device unless given.
+    `operations` are those that fit the device unless given. `tell` gets the ranges of the flat gradient during the backward
+    pass, each when it is final (`flat.Gradients`); from then on it may be changed in place.
     """
     layout = batch.layout or lay_out(batch.plan, batch.offsets)
     device = batch.aux_T3H.device
@@ -87,7 +89,7 @@ def batch_loss(
         return zero, torch.zeros((), device=device), StepCounts(none_K, none_K)
     names = [name for name, weight in drafter.weights.items() if weight.requires_grad]
     learn = torch.is_grad_enabled() and bool(names)
-    work = _Pass(drafter, teacher, batch, layout, objective, operations or operations_for(drafter.config, device))
+    work = _Pass(drafter, teacher, batch, layout, objective, operations or operations_for(drafter.config, device), tell)
     if learn:
         weights = [drafter.weights[name] for name in names]
         numerator = cast("Tensor", _Differentiable.apply(work, noise, names, *weights))
@@ -101,8 +103,9 @@ class _Pass:
 
     def __init__(
         self, drafter: Drafter, teacher: Teacher, batch: PackedBatch, layout: RowLayout, objective: Objective,
-        ops: Operations,
+        ops: Operations, tell: Callable[[Tensor], None] | None,
     ) -> None:  # fmt: skip
+        self._tell = tell
         self.drafter, self._batch, self._layout, self._ops, self._objective = drafter, batch, layout, ops, objective
         config, device = drafter.config, batch.aux_T3H.device
         self._trains_head = drafter.weights[HEAD].requires_grad
@@ -136,13 +139,17 @@ class _Pass:
         sent = self._sent
         assert sent is not None
         self._sent = None
-        gradients = Gradients(self.drafter.config, names, sent.d_fed_PH)
+        gradients = Gradients(self.drafter.config, names, sent.d_fed_PH, self._tell)
         if sent.d_head_VdH is not None:
             self._ops.scale(sent.d_head_VdH, d_numerator, gradients.named[HEAD])
             sent.d_head_VdH = None
+            gradients.portion_done()
         self._ops.scale(sent.d_fed_PH, d_numerator, sent.d_fed_PH)
-        self._unroll.backward(sent.d_fed_PH, gradients.matrices, sent.d_norm.mul_(d_numerator))
+        self._unroll.backward(
+            sent.d_fed_PH, gradients.matrices, sent.d_norm.mul_(d_numerator), layer_done=gradients.portion_done
+        )
         gradients.matrices.norm_H.copy_(sent.d_norm.sum(0))
+        gradients.portion_done()
         return gradients.named
 
     def counts(self) -> StepCounts:

@@ -21,6 +21,8 @@ heads, W = A + 2 KV, I inner size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -152,10 +154,11 @@ class Unroll:
         else:
             ops.norm(s.r, w.hidden_norm_H, eps, x_in, rstd_in, add=mlp_nH, total=s.u)
 
-    def backward(self, d_fed_PH: Tensor, g: Matrices, d_norm: Tensor) -> None:
+    def backward(self, d_fed_PH: Tensor, g: Matrices, d_norm: Tensor, layer_done: Callable[[], None]) -> None:
         """All weights' gradients but the head's, into `g`; `d_fed_PH` is used up.
 
-        `d_norm`: sums of the last norm's gain, to which eagle3.1 adds what its fed-back states send.
+        `d_norm`: sums of the last norm's gain, to which eagle3.1 adds what its fed-back states send. `layer_done` is
+        called when the gradients of the layer's output and MLP matrices are there and some products are left to do.
         """
         ops, hidden = self._ops, self.config.hidden_size
         self._d_r_PH, self._d_out_PA = torch.empty_like(self.r_PH), torch.empty_like(self.out_PA)
@@ -167,6 +170,7 @@ class Unroll:
         torch.mm(self._d_r_PH.T, self.out_PA, out=g.out_HA)
         torch.mm(self.gu_P2I.T, self.xr_PH, out=g.gate_up_2IH)
         torch.mm(d_fed_PH.T, self.act_PI, out=g.down_HI)
+        layer_done()
         self._keys_backward(g)
         g.mlp_norm_H.copy_(self._d_mlp_norm.sum(0))
         g.hidden_norm_H.copy_(self._d_hidden_norm.sum(0))

@@ -12,7 +12,7 @@ Shapes: T tokens of a sample or batch, S samples, K steps, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.errors import AerieError
 from eagle3_core.train.cost import EVEN, Facts, Weights
+from eagle3_core.train.deal import dealt
 from eagle3_core.train.memory import Rows
 from eagle3_core.verifier.contract import CaptureContract
 
@@ -147,9 +148,9 @@ class Feed:
         if ranks == 1:
             return [list(group)]
         order = [i for batch in group for i in batch]
-        own = _dealt(order, ranks, self._work)
+        own = dealt(order, ranks, self._work)
         per_rank = -(-len(group) // ranks)
-        return [[tuple(part) for part in _dealt(samples, per_rank, self._work)] for samples in own]
+        return [[tuple(part) for part in dealt(samples, per_rank, self._work)] for samples in own]
 
     def supervised_in(self, samples: Sequence[int]) -> int:
         """Tokens that chains of `samples` draft at their first step."""
@@ -239,18 +240,6 @@ def _nothing_to_learn(samples: Samples, cut: int | None) -> NoSupervision:
         none + (f" within its first {cut} tokens" if cut else ""),
         remedy="check the chat template's mask, or raise training.max_seq_len if answers begin behind it",
     )
-
-
-def _dealt(samples: Sequence[int], hands: int, work: Callable[[int], float]) -> list[list[int]]:
-    """`samples` in `hands` lists of about the same work, each in the given order: the heaviest first to the lightest."""
-    place = {i: n for n, i in enumerate(samples)}
-    dealt: list[list[int]] = [[] for _ in range(hands)]
-    total = [0.0] * hands
-    for i in sorted(samples, key=lambda i: (-work(i), place[i])):
-        hand = min(range(hands), key=lambda h: (total[h], h))
-        dealt[hand].append(i)
-        total[hand] += work(i)
-    return [sorted(hand, key=place.__getitem__) for hand in dealt]
 
 
 def _grouped(batches: Sequence[Pass], size: int) -> list[Group]:

@@ -8,6 +8,7 @@ group of one, and talks to nobody.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,11 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def begin_adding_up(self, tensor: Tensor) -> Callable[[], object]:
+        """The sum of `tensor` over ranks, in place and beside what is computed next; what it returns waits for it."""
+        work = dist.all_reduce(tensor, async_op=True) if self.size > 1 else None
+        return work.wait if work is not None else lambda: None
 
     def hand_out(self, tensor: Tensor) -> Tensor:
         """Rank 0's `tensor` on every rank, in place."""

@@ -5,9 +5,9 @@ fraction over all ranks' pairs, whoever had how many, so ranks may hold unequal 
 there is no batch the gradient is zero, and its collectives take place.
 
 `Replica` holds the whole drafter on every rank: one process, or data parallel (DDP). A weight is used by every step of a
-chain, so its gradient is whole only at the end of the backward pass, all weights' nearly at once, and as one flat tensor
-(`drafter.flat`); one all-reduce of it, in the dtype of the products, is all that there is to do. `train.sharded` keeps a
-share of weights and moments on each rank (FSDP2).
+chain, so its gradient is whole only late in the backward pass: the head's before the chains are walked backward, the
+layer's when they are, the rest at the very end (`flat.portions_of`). Each portion is added up over ranks while the next is
+computed, in the dtype of the products. `train.sharded` keeps a share of weights and moments on each rank (FSDP2).
 
 What a checkpoint holds is whole tensors under the same names for both, so it never depends on the number of ranks.
 
@@ -16,7 +16,7 @@ Shapes: K steps, N elements of all trained weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -104,20 +104,30 @@ class Replica:
         self._place, self._demand = place, place.demand(drafter.config, training)
         self._gradient_N: Tensor | None = None
         self._passes = 0
+        self._waits: list[Callable[[], object]] = []
+        self._summed_storage = 0
 
     def learn(self, batch: PackedBatch | None, *, last: bool) -> Tensor:
         """See `Held`. The gradient of a step's only pass is taken as it is; of several, they are added in float32."""
         self._passes += 1
         sums = self._nothing()
-        if batch is None:
-            self._add(torch.zeros_like(self._flat.compute_N))
-            return sums
-        for piece in self._place.pieces(batch, self._demand):
-            numerator, denominator, counts = batch_loss(self._flat.drafter, self._teacher, piece, self._objective)
+        pieces = [] if batch is None else self._place.pieces(batch, self._demand)
+        beside = self._add_up_soon if last and self._passes == len(pieces) == 1 and self._ranks.size > 1 else None
+        for piece in pieces:
+            numerator, denominator, counts = batch_loss(
+                self._flat.drafter, self._teacher, piece, self._objective, tell=beside
+            )
             numerator.backward()
-            self._add(self._flat.gradient())
+            gradient_N = self._flat.gradient()
+            if self._waits and gradient_N.untyped_storage().data_ptr() != self._summed_storage:
+                raise RuntimeError("autograd copied the gradient while the ranks' sum of it was being made")
+            self._add(gradient_N)
             self._flat.clear()
             sums += packed(numerator, denominator, counts)
+        if not pieces:
+            self._add(torch.zeros_like(self._flat.compute_N))
+        if last:
+            self._add_up()
         return sums
 
     def judge(self, batch: PackedBatch | None) -> Tensor:
@@ -132,10 +142,10 @@ class Replica:
         """See `Held`."""
         gradient_N = self._gradient_N
         assert gradient_N is not None
-        if self._passes == 1 and self._ranks.size > 1:  # all ranks in one dtype, also those that took it in slices
-            gradient_N = gradient_N.to(self._flat.compute_N.dtype)
+        for wait in self._waits:
+            wait()
         self._gradient_N, self._passes = None, 0
-        self._ranks.add_up(gradient_N)
+        self._waits.clear()
         summed = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
         norm, scale = clipped(summed, denominator, self._clip)
         self._adam.step(gradient_N, scale, rate)
@@ -162,6 +172,26 @@ class Replica:
         trained = {name: weight.detach().cpu().clone() for name, weight in self._flat.masters().items()}
         kept = {name: weight.detach() for name, weight in self._origin.weights.items()}
         return replace(self._origin, weights=kept | trained)
+
+    def _add_up_soon(self, portion: Tensor) -> None:
+        """Begin to add up what the backward pass has ended."""
+        self._summed_storage = portion.untyped_storage().data_ptr()
+        self._waits.append(self._ranks.begin_adding_up(portion))
+
+    def _add_up(self) -> None:
+        """Begin to add up what is left. All ranks do it here, before any other exchange, and in the same order: also
+        those whose pass had no chains, or was computed in slices."""
+        gradient_N = self._gradient_N
+        assert gradient_N is not None
+        if self._ranks.size == 1 or self._waits:
+            return
+        if self._passes > 1:
+            self._add_up_soon(gradient_N)
+            return
+        self._gradient_N = gradient_N = gradient_N.to(self._flat.compute_N.dtype)
+        for portion in self._flat.portions:
+            for part in portion:
+                self._add_up_soon(gradient_N[part])
 
     def _add(self, gradient_N: Tensor) -> None:
         before = self._gradient_N
