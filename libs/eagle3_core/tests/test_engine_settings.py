@@ -146,8 +146,10 @@ def test_an_endpoint_is_a_plain_address(tmp_path: Path, endpoint: str) -> None:
     document = tiny_job(tmp_path)
     document["verifier"] |= {"backend": "sglang", "endpoint": endpoint}
 
-    with pytest.raises(InvalidRequest, match="endpoint"):
+    with pytest.raises(InvalidRequest) as caught:
         parse_job(document)
+
+    assert caught.value.pointer == "/verifier/endpoint"
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,55 @@ def test_all_faults_are_listed_and_not_only_the_first():
     assert {f["pointer"] for f in caught.value.context["faults"]} == {"/training/lr", "/training/epochs", "/bogus"}
 
 
+@pytest.mark.parametrize(
+    ("change", "value", "pointer", "says"),
+    [
+        ("training__epoch", 3, "/training/epoch", "no field 'epoch' here; did you mean 'epochs'?"),
+        ("dataset", [], "/dataset", "no field 'dataset' here; did you mean 'datasets'?"),
+        ("training__bogus", 1, "/training/bogus", "no field 'bogus' here"),
+        ("resources", {"generate": {"thread": 1}}, "/resources/generate/thread",
+         "no field 'thread' here; did you mean 'threads'?"),
+        ("datasets", [{"uri": "a", "wieght": 1}], "/datasets/0/wieght", "no field 'wieght' here; did you mean 'weight'?"),
+        ("datasets", {"uri": "a"}, "/datasets", "must be a list, and is an object"),
+        ("datasets", ["a"], "/datasets/0", 'must be an object, and is "a"'),
+        ("datasets", [{}], "/datasets/0/uri", "the field 'uri' is missing"),
+        ("training", [1], "/training", "must be an object, and is a list"),
+        ("metadata", None, "/metadata", "must be an object, and is null"),
+        ("training__epochs", "three", "/training/epochs", 'must be a whole number, and is "three"'),
+        ("training__epochs", 1.5, "/training/epochs", "must be a whole number, and is 1.5"),
+        ("training__lr", "x" * 500, "/training/lr", "must be a number, and is a string"),
+        ("training__lr", 0, "/training/lr", "must be greater than 0"),
+        ("training__loss", "magic", "/training/loss", "must be 'soft_ce', 'kl', 'tv' or 'lk'"),
+        ("evaluation__prompts", [], "/evaluation/prompts", "must have at least 1 entry, and has 0"),
+        ("metadata", {str(i): "x" for i in range(17)}, "/metadata", "must have at most 16 entries"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_said_in_the_documents_words_and_its_place_once(change: str, value: Any, pointer: str, says: str):
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job(job(**{change: value}))
+
+    assert (caught.value.pointer, caught.value.detail) == (pointer, says)
+    assert caught.value.text().count(pointer) == 1
+
+
+def test_a_short_name_with_one_letter_changed_is_taken_for_a_slip_and_others_are_counted():
+    with pytest.raises(InvalidRequest) as caught:
+        parse_job(job(datasets=[{"url": "a"}], bogus=1))
+
+    assert caught.value.detail == "the field 'uri' is missing (and 2 more)"
+    assert [f["detail"] for f in caught.value.context["faults"]] == [
+        "the field 'uri' is missing",
+        "no field 'url' here; did you mean 'uri'?",
+        "no field 'bogus' here",
+    ]
+
+
 def test_a_flood_of_faults_is_cut():
     with pytest.raises(InvalidRequest) as caught:
         parse_job({**job(), **{f"bogus{i}": 1 for i in range(5000)}})
 
     assert len(caught.value.context["faults"]) == 50
+    assert caught.value.detail.endswith("(and 4999 more)")
 
 
 def test_switches_are_switches_and_text_may_be_a_number_as_yaml_writes_it():
@@ -96,9 +140,9 @@ def test_switches_are_switches_and_text_may_be_a_number_as_yaml_writes_it():
         ({"verifier__device": "cpu", "training__gpus": 1}, "/training/gpus", "device is cpu", "leave training.gpus out"),
         ({"verifier__engine": {"in_flight": 1}}, "/verifier/engine", "backend is transformers", "leave verifier.engine out"),
         ({"extraction__aux_layers": [1, 2]}, "/extraction/aux_layers", r"is \[1, 2\]$", "three layer inputs"),
-        ({"training__rate": 1}, "/training/rate", "not permitted", "take training.rate out"),
-        ({"training__epochs": True}, "/training/epochs", "^/training/epochs: true and false are no values", "correct training.epochs"),
-        ({"verifier": {}}, "/verifier/model", "required", "add verifier.model"),
+        ({"training__rate": 1}, "/training/rate", "no field .rate. here", "take training.rate out"),
+        ({"training__epochs": True}, "/training/epochs", "^true and false are no values", "correct training.epochs"),
+        ({"verifier": {}}, "/verifier/model", ".model. is missing", "add verifier.model"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_field_to_change_both_sides_and_what_to_do(

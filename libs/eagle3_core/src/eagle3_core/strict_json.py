@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from eagle3_core.errors import json_pointer
+from eagle3_core.faults import sentence
+from eagle3_core.text import kind_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -92,12 +94,7 @@ def parse_model(kind: type[Model], data: bytes | str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {sentence_of(first)}" if place else sentence_of(first)) from None
-
-
-def sentence_of(fault: Mapping[str, Any]) -> str:
-    """What is wrong, of one entry of a ValidationError's `errors()`: a validator's own words without pydantic's before."""
-    return str(fault["msg"]).removeprefix("Value error, ")
+        raise ValueError(f"{place}: {sentence(first, kind)}" if place else sentence(first, kind)) from None
 
 
 def check(value: Any) -> None:
@@ -117,12 +114,6 @@ def check(value: Any) -> None:
         if not level:
             return
     raise ValueError(f"it nests deeper than {MAX_DEPTH} levels")
-
-
-def kind_of(value: Any) -> str:
-    """What `value` is in JSON's words."""
-    words = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
-    return words.get(type(value), "a number")
 
 
 def _encodable(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Text that can be stored and sent, whatever it was made of."""
+"""Text that can be stored, sent and read by people, whatever it was made of."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def sayable(value: Any) -> Any:
     if isinstance(value, list):
         return [sayable(part) for part in cast("list[Any]", value)]
     return value
+
+
+def kind_of(value: Any) -> str:
+    """What `value` is in JSON's words."""
+    words = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return words.get(type(value), "a number")

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from eagle3_core.errors import AerieError, InvalidRequest, json_pointer
-from eagle3_core.strict_json import sentence_of
+from eagle3_core.faults import headline, own_faults, sentence
 
 MEDIA_TYPE = "application/problem+json"
 logger = logging.getLogger(__name__)
@@ -150,9 +150,9 @@ def allowed_methods(request: Request) -> list[str]:
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = [{"pointer": _pointer(e["loc"]), "detail": sentence_of(e)} for e in error.errors()]
+    faults = [{"pointer": _pointer(e["loc"]), "detail": sentence(e)} for e in own_faults(error.errors())]
     told = InvalidRequest(
-        f"{faults[0]['pointer']}: {faults[0]['detail']}",
+        headline(faults[0]["detail"], len(faults)),
         remedy="/openapi.json lists parameters and fields",
         pointer=faults[0]["pointer"],
         faults=faults,

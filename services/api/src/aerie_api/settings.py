@@ -18,8 +18,8 @@ from sqlalchemy.exc import ArgumentError
 
 from eagle3_core.addresses import PlainHttpRefused, is_loopback
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import sentence
 from eagle3_core.jobs import rings
-from eagle3_core.strict_json import sentence_of
 
 
 class InvalidSettings(AerieError):
@@ -276,7 +276,7 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "AERIE_" + "_".join(map(str, first["loc"] or ("database_url",))).upper()
-        raise InvalidSettings(f"{name}: {sentence_of(first)}", remedy=f"correct or unset {name}") from None
+        raise InvalidSettings(f"{name}: {sentence(first)}", remedy=f"correct or unset {name}") from None
     if not settings.loopback and not settings.asks_for_keys:
         raise RemoteBindRefused(
             f"AERIE_HOST={settings.host} can be reached from other machines, which would need no API key",

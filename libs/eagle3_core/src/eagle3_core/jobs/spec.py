@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from eagle3_core.errors import InvalidRequest, json_pointer
+from eagle3_core.faults import headline, own_faults, sentence
 from eagle3_core.jobs.sections.base import Section, inconsistent
 from eagle3_core.jobs.sections.evaluation import Evaluation, Gate
 from eagle3_core.jobs.sections.resources import Resources, StageResources
 from eagle3_core.jobs.sections.sources import Data, DatasetSpec, EngineTuning, Regenerate, VerifierSpec
 from eagle3_core.jobs.sections.states import Extraction, Vocab
 from eagle3_core.jobs.sections.training import Training
-from eagle3_core.strict_json import sentence_of
 
 __all__ = [
     "Data", "DatasetSpec", "EngineTuning", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources", "Section",
@@ -107,23 +106,22 @@ def parse_job(document: Any) -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        found = error.errors()[:MAX_FAULTS]
-        faults = [{"pointer": _place_of(fault), "detail": sentence_of(fault)} for fault in found]
-        pointer, detail = faults[0]["pointer"], faults[0]["detail"]
+        found = own_faults(error.errors())
+        faults = [{"pointer": _place_of(fault), "detail": sentence(fault, JobSpec)} for fault in found[:MAX_FAULTS]]
         raise InvalidRequest(
-            f"{pointer}: {detail}" if pointer else detail,
+            headline(faults[0]["detail"], len(found)),
             remedy=_remedy_of(found[0]),
-            pointer=pointer,
+            pointer=faults[0]["pointer"],
             faults=faults,
         ) from None
 
 
-def _place_of(fault: ErrorDetails) -> str:
+def _place_of(fault: Mapping[str, Any]) -> str:
     """The pointer of the field to change: where pydantic found the fault, and on from there as its validator says."""
     return json_pointer((*fault["loc"], *fault.get("ctx", {}).get("place", ())))
 
 
-def _remedy_of(fault: ErrorDetails) -> str:
+def _remedy_of(fault: Mapping[str, Any]) -> str:
     """What to do about `fault`: as its validator says, else by the kind of fault and the field."""
     context: Mapping[str, Any] = fault.get("ctx", {})
     name = ".".join(map(str, fault["loc"])) or "the document"

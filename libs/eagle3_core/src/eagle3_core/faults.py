@@ -1,0 +1,103 @@
+"""What is wrong with a document, in the words of whoever wrote it and not of the library that noticed.
+
+A pointer says where a fault is, so no sentence repeats it. A name that no field has is most often a slip of the pen: the
+field that was meant is named where one is near.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from eagle3_core.text import kind_of
+
+NEAR = 0.7
+"""Likeness (difflib) from which on a field may be the one that was meant: `epoch` is 0.91 like `epochs`, `url` 0.67 like
+`uri` and so no longer; short names get one changed letter (`_near`)."""
+SHOWN_CHARS = 40
+"""Characters of an offending value that are quoted."""
+WANTED = {
+    "tuple": "a list", "list": "a list", "set": "a list", "frozen_set": "a list",
+    "model": "an object", "model_attributes": "an object", "dict": "an object",
+    "int": "a whole number", "float": "a number", "finite_number": "a finite number",
+    "bool": "true or false", "string": "a string",
+}  # fmt: skip
+"""What a document must hold where pydantic asks for these, in JSON's words."""
+_KIND = re.compile(r"_(type|parsing|parsing_size|from_float)$")
+_HEAD = re.compile(r"^(Input|String|Value) should ")
+
+
+def sentence(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
+    """One of `ValidationError.errors()` as a sentence that leaves out where it is. `model` read the document, if known."""
+    kind, context, given = str(fault["type"]), fault.get("ctx") or {}, fault.get("input")
+    if kind == "extra_forbidden":
+        return _unknown(str(fault["loc"][-1]), _fields(model, fault["loc"][:-1]))
+    if kind == "missing":
+        last = fault["loc"][-1] if fault["loc"] else ""
+        return f"the field {last!r} is missing" if isinstance(last, str) else "an entry is missing"
+    if (wanted := WANTED.get(_KIND.sub("", kind))) is not None:
+        return f"must be {wanted}, and is {_shown(given)}"
+    if kind == "too_short":
+        return f"must have at least {_entries(context['min_length'])}, and has {context['actual_length']}"
+    if kind == "too_long":
+        return f"must have at most {_entries(context['max_length'])}"
+    return _HEAD.sub("must ", str(fault["msg"]).removeprefix("Value error, "))
+
+
+def own_faults(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """`ValidationError.errors()` without echoes: a list with a bad entry is called too short as well, because the entry
+    was not counted."""
+    return [e for e in errors if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
+
+
+def headline(first: str, total: int) -> str:
+    """The first of `total` faults, and how many there are besides."""
+    return first if total < 2 else f"{first} (and {total - 1} more)"
+
+
+def _unknown(name: str, fields: Sequence[str]) -> str:
+    meant = _near(name, fields)
+    return f"no field {name!r} here" + (f"; did you mean {meant!r}?" if meant else "")
+
+
+def _near(name: str, fields: Sequence[str]) -> str | None:
+    """The field that `name` is a slip of, if any is near: alike as a whole, or of three letters and off by one."""
+    if close := difflib.get_close_matches(name.lower(), fields, n=1, cutoff=NEAR):
+        return close[0]
+    short = (f for f in fields if len(f) == len(name) <= 3 and sum(a != b for a, b in zip(f, name, strict=True)) == 1)
+    return next(short, None)
+
+
+def _fields(model: type[BaseModel] | None, place: Sequence[str | int]) -> list[str]:
+    """Names of the fields that `place` may have in a document that `model` reads."""
+    here = [model] if model is not None else []
+    for step in place:
+        found = [m.model_fields[step] for m in here if isinstance(step, str) and step in m.model_fields]
+        if found:  # any other step is an entry of a list or one of several kinds, which are all looked at
+            here = [part for field in found for part in _models(field.annotation)]
+    return [name for one in here for name in one.model_fields]
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a value of this type may be, or hold in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
+def _shown(value: Any) -> str:
+    """A value as its document has it, unless it is long."""
+    if isinstance(value, dict | list | tuple) or value is None:
+        return "a list" if isinstance(value, tuple) else kind_of(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN_CHARS else kind_of(value)
