@@ -24,7 +24,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def job(folder) -> dict[str, Any]:
-    return tiny_job(folder)
+    return tiny_job(folder, held_out=20)
 
 
 def refusal(job: dict[str, Any], *roots: Path) -> AerieError:
@@ -301,7 +301,7 @@ def test_prompts_that_both_train_and_measure_are_counted_in_a_warning_whatever_t
     job = tiny_job(folder, answered=answered)
     write_jsonl(folder / "eval.jsonl", [*respelled(tiny_conversations(3)), *tiny_conversations(2, first=10_000)])
 
-    (warning,) = preflight(parse_job(job), [folder]).warnings
+    warning, _few = preflight(parse_job(job), [folder]).warnings
 
     assert "3 of the 12 training conversations ask held-out prompts" in warning
 
@@ -381,7 +381,7 @@ def test_a_chat_template_that_makes_one_prompt_of_all_conversations_is_refused_a
 
 def test_the_same_question_many_times_is_no_fault_of_the_template(folder, job):
     write_jsonl(folder / "train.jsonl", [{"prompt": "one"}] * 5)
-    write_jsonl(folder / "eval.jsonl", [{"prompt": "two"}] * 2)
+    write_jsonl(folder / "eval.jsonl", [{"prompt": "two"}] * 20)
 
     assert preflight(parse_job(job), [folder]).warnings == ()
 

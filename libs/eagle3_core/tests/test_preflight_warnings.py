@@ -17,7 +17,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def job(folder) -> dict[str, Any]:
-    return tiny_job(folder)
+    return tiny_job(folder, held_out=20)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,13 @@ def test_a_few_broken_lines_are_a_warning(folder, job):
         file.write("{\n")
 
     assert "1 of the first 13 lines" in preflight(parse_job(job), [folder]).warnings[0]
+
+
+def test_few_held_out_prompts_are_said_before_anything_runs(folder, job):
+    job["evaluation"]["max_prompts"] = 19
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert warning.startswith("19 held-out prompts are few")
+    job["evaluation"]["max_prompts"] = 20
+    assert preflight(parse_job(job), [folder]).warnings == ()

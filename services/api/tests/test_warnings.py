@@ -46,6 +46,15 @@ def test_a_stages_warnings_are_the_jobs(make_api):
     ]
 
 
+def test_what_was_said_when_the_job_was_posted_is_not_said_again_by_a_stage(make_api):
+    api = make_api(reduce=says(prepare={"warnings": ["looks small"]}))
+    job = api.post()
+
+    api.worker().run()
+
+    assert api.job(job["id"])["warnings"] == ["looks small"]
+
+
 def test_a_reused_stage_warns_again(make_api, document):
     api = make_api(reduce=says(vocab={"warnings": [CLAMP]}))
     api.post()

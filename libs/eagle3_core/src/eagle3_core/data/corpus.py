@@ -24,6 +24,8 @@ from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.jobs.spec import Data, DatasetSpec
 
 HELD_OUT, DUPLICATE = "in_evaluation", "duplicate"
+FEW_PROMPTS = 20
+"""Held-out prompts below which the interval of an acceptance length is too wide to tell drafters apart."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,15 @@ def held_out_prompts(
     return _token_set(samples), frozenset(
         key for sample in samples for key in (sample.prompts[-1], *sample.token_prompts)
     )
+
+
+def few_prompts(count: int) -> Iterator[str]:
+    """A warning where `count` held-out prompts are too few. Said when the job is posted, and of what is left in prepare."""
+    if count < FEW_PROMPTS:
+        yield (
+            f"{'1 held-out prompt is' if count == 1 else f'{count} held-out prompts are'} few: the acceptance length will be "
+            f"uncertain; give at least {FEW_PROMPTS} in evaluation.prompts"
+        )
 
 
 def training_samples(

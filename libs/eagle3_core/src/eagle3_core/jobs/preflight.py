@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle3_core.confined import Say
-from eagle3_core.data.corpus import Source
+from eagle3_core.data.corpus import Source, few_prompts
 from eagle3_core.data.datasets import Tally, judge_beginning
 from eagle3_core.data.encoding import ChatEncoder
 from eagle3_core.data.overlap import last_prompt_key, prompt_keys
@@ -202,6 +202,8 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     _check_same_files(spec, sources)
     warnings = [*_warnings(spec, verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
     warnings += _little_left(spec.data.val_ratio, trains)
+    if measures.whole:
+        warnings += few_prompts(min(len(measures.keys), spec.evaluation.max_prompts or len(measures.keys)))
     peak = _train_peak(spec, folder, layers)
     return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers, peak)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_core.data.corpus import Source, held_out_prompts, training_samples
+from eagle3_core.data.corpus import Source, few_prompts, held_out_prompts, training_samples
 from eagle3_core.data.datasets import Tally
 from eagle3_core.data.encoding import LIMITS, ConfinedEncoder
 from eagle3_core.data.rows import DatasetFault, DatasetMissing, fault
@@ -29,8 +29,6 @@ from eagle3_core.verifier.folder import VerifierTokenizer, refusal
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
-FEW_PROMPTS = 20
-"""Held-out prompts below which the interval of an acceptance length is too wide to tell drafters apart."""
 TRAIN_FILE, EVAL_FILE = "train.safetensors", "eval.safetensors"
 
 
@@ -128,11 +126,7 @@ def _eval_warnings(sampler: Sampler, prompts: int, verifier: Identity) -> Iterat
         yield f"the chat template may print the date; samples are rendered as of {FIXED_DAY:%d %b %Y}"
     for reason, count in sorted(sampler.dropped.items()):
         yield f"{count} held-out prompts were left out: {reason}"
-    if prompts < FEW_PROMPTS:
-        yield (
-            f"{prompts} held-out prompts are few: the acceptance length will be uncertain; give at least {FEW_PROMPTS} in "
-            "evaluation.prompts"
-        )
+    yield from few_prompts(prompts)
 
 
 def _train_warnings(sampler: Sampler, dropped: dict[str, int], verifier: Identity) -> Iterator[str]:

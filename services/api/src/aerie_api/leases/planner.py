@@ -201,7 +201,7 @@ class Planner:
         with _typed_errors(name):
             stage.result = result = self._reduce(name, spec, [unit.result or {} for unit in units])
             said = [str(text)[:MAX_WARNING_CHARS] for text in result.get("warnings") or ()]
-        self._warn(session, job, [f"{name}: {text}" for text in said])
+        self._warn(session, job, [f"{name}: {text}" for text in said if text not in job.warnings])
         now = self._clock()
         stage.state, stage.finished_at, stage.reason = UnitState.SUCCEEDED, now, None
         stage.started_at = started = stage.started_at or now
