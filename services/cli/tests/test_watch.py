@@ -67,6 +67,24 @@ def test_a_line_is_said_when_a_stage_starts_moves_or_ends():
     ]
 
 
+def test_a_log_gets_a_line_when_the_note_has_other_words_and_once_a_minute_while_a_stage_moves():
+    said: list[str] = []
+    now = [0.0]
+    lines = Lines(said.append, lambda: now[0])
+    for at, percent, note in ((0, 1, "0.4 tokens/s"), (30, 2, "7 tokens/s"), (31, 2, "checking"), (90, 2, "checking"),
+                              (91, 3, "checking"), (200, 3, "checking")):  # fmt: skip
+        now[0] = at
+        lines.show(
+            job("running", stage("generate", "running", percent, note=note, rate=0.42, rate_unit="samples")), None
+        )
+
+    assert said == [
+        "generate  running     1 %  0.4 samples/s, 0.4 tokens/s",
+        "generate  running     2 %  0.4 samples/s, checking",
+        "generate  running     3 %  0.4 samples/s, checking",
+    ]
+
+
 def test_reused_units_are_said_and_states_that_generate_kept_are_not_called_so():
     three = {"done": 3, "total": 3}
     _, said = follow(

@@ -21,3 +21,8 @@ def kind_of(value: Any) -> str:
     """What `value` is in JSON's words."""
     words = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
     return words.get(type(value), "a number")
+
+
+def pace(per_s: float) -> str:
+    """A rate for people: below 10 with one decimal, because 0.4 is not 0."""
+    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:.0f}"

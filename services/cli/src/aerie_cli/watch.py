@@ -6,6 +6,7 @@ control characters. An API that is restarted meanwhile is waited for.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -25,10 +26,13 @@ from aerie_cli.output import Json, aside, command, document, plain
 from aerie_cli.report import COLOURS, WIDE, duration, reuse_note, show_job
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.states import ENDED
+from eagle3_core.text import pace
 
 EVERY_S = 1.0
 ROOMY = 100
 """Columns from which on bars are long and notes still have room."""
+LINE_EVERY_S = 60.0
+"""How long a log file waits for a line of a stage that moves."""
 AWAY_S = 120.0
 """How long an API that does not answer is waited for."""
 AWAY = (429, 502, 503, 504)
@@ -106,11 +110,14 @@ class Bars:
 
 
 class Lines:
-    """A line when a stage starts, ends or got ten percent further, and when the job waits for something else."""
+    """A line when a stage starts, ends, got ten percent further or does something else, and once a minute while it moves;
+    and when the job waits for something else."""
 
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, str]] = {}
         self._say = say or (lambda text: aside().print(Text(text), soft_wrap=True))
-        self._said: dict[str, tuple[str, int]] = {}
+        self._said: dict[str, tuple[str, int, str]] = {}
         self._waits = ""
 
     def __enter__(self) -> Lines:
@@ -129,16 +136,21 @@ class Lines:
             if waits:
                 self._say(plain(f"waits: {waits}"))
         for stage in job["stages"]:
-            now = (stage["state"], int(stage["progress_percentage"] // 10))
-            if stage["state"] in ("pending", "queued") or self._said.get(stage["name"]) == now:
+            if stage["state"] in ("pending", "queued"):
                 continue
-            self._said[stage["name"]] = now
+            words = re.sub(r"[0-9.]+", "", stage.get("note") or "")  # figures alone are no news
+            now = (stage["state"], int(stage["progress_percentage"] // 10), words)
             parts = [
                 f"{stage['name']:<9} {stage['state']:<9} {stage['progress_percentage']:>3.0f} %",
                 _clock(stage),
                 _note(stage, loss, job["id"]),
             ]
-            self._say(plain("  ".join(part for part in parts if part)))
+            line = plain("  ".join(part for part in parts if part))
+            at, before = self._last.get(stage["name"], (self._clock(), ""))
+            due = stage["state"] == "running" and line != before and self._clock() - at >= LINE_EVERY_S
+            if self._said.get(stage["name"]) != now or due:
+                self._said[stage["name"]], self._last[stage["name"]] = now, (self._clock(), line)
+                self._say(line)
 
 
 def _mark(state: str) -> str:
@@ -167,7 +179,7 @@ def _note(stage: dict[str, Any], loss: float | None, job_id: str) -> str:
     parts = [reuse_note(stage, job_id)]
     if stage["state"] == "running":
         if stage.get("rate"):
-            parts.append(f"{stage['rate']:.3g} {stage['rate_unit']}/s")
+            parts.append(f"{pace(stage['rate'])} {stage['rate_unit']}/s")
         parts.append(stage.get("note") or "")
         if stage["name"] == "train" and loss is not None:
             parts.append(f"loss {loss:.3f}")

@@ -12,6 +12,7 @@ from eagle3_core.digests import digest_json
 from eagle3_core.engine.settings import read_settings
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
+from eagle3_core.text import pace
 from eagle3_core.verifier.base import Progressed
 from eagle3_core.verifier.sglang import SGLangVerifier
 from eagle3_core.verifier.transformers import TransformersVerifier
@@ -75,7 +76,9 @@ def reporting(ctx: StageContext, total: int, unit: str, before: int = 0) -> Prog
         now = time.monotonic()
         elapsed = now - started
         rate = done / elapsed if done and elapsed else None
-        ctx.progress(before + done, total, unit, rate=rate, note=f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+        ctx.progress(
+            before + done, total, unit, rate=rate, note=f"{pace(tokens / elapsed)} tokens/s" if elapsed else ""
+        )
         if rate is not None and (before + done == total or now - measured >= CURVE_EVERY_S):
             measured, step = now, ctx.assignment.unit.start + before + done
             ctx.metric(f"{unit}_per_s", rate, step)
