@@ -83,6 +83,15 @@ def test_two_processes_at_once_leave_one_whole_folder(cache, folder):
 
 
 @pytest.mark.slow
+def test_whoever_may_read_what_its_maker_makes_may_read_all_of_it(folder, tmp_path):
+    (made := tmp_path / "made").mkdir()
+    (made / "file").touch()
+
+    assert folder.stat().st_mode == made.stat().st_mode
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(made / "file").stat().st_mode}
+
+
+@pytest.mark.slow
 def test_it_is_the_verifier_that_the_demo_speaks_of(folder):
     who = inspect(folder)
 

