@@ -58,7 +58,7 @@ STAGES: dict[StageName, Stage] = {
               drops={"verifier": ("engine",), "data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
         Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 2, fans_out=True,
               drops={"verifier": ("engine", "endpoint")}),
-        Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 3,
+        Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 4,
               drops={"verifier": ("dtype", "backend", "device", "revision", *SERVING)}),
         Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 4,
               drops={"verifier": ("backend", *SERVING),

@@ -34,13 +34,8 @@ def vocab(ctx: StageContext) -> Commit:
     ctx.begin("estimating the coverage", PARTS)
     coverage, fair = estimated_coverage(samples, verifier.vocab_size, requested, always)
     clamped = requested is not None and len(chosen) < requested
-    if clamped:
-        ctx.log(
-            f"vocab.draft_vocab_size {requested} is more than the {chosen.distinct} distinct tokens that the data holds: "
-            f"the drafter gets {len(chosen)}"
-        )
     _require_coverage(ctx.spec, coverage, len(chosen))
-    warnings = list(_doubts(coverage, len(chosen), clamped))
+    warnings = list(_doubts(coverage, chosen, requested if clamped else None))
     for text in warnings:
         ctx.log(text, level="warning")
     result: dict[str, Any] = {
@@ -80,12 +75,18 @@ def _require_coverage(spec: JobSpec, coverage: float, size: int) -> None:
         )
 
 
-def _doubts(coverage: float, size: int, clamped: bool) -> Iterator[str]:
-    """A warning where chains will often end for want of a token."""
-    if coverage < WARN_COVERAGE:
-        way = "add training samples" if clamped else "raise vocab.draft_vocab_size, or add training samples"
+def _doubts(coverage: float, chosen: DraftVocab, clamped_from: int | None) -> Iterator[str]:
+    """Warnings: where the job gets fewer tokens than it asked for, and where chains will often end for want of one."""
+    if clamped_from is not None:
         yield (
-            f"{size} draft tokens cover {coverage:.1%} of the supervised tokens: every other one ends a chain, so {way}"
+            f"vocab.draft_vocab_size {clamped_from} is more than the {chosen.distinct} distinct tokens that the data holds: "
+            f"the drafter gets {len(chosen)}"
+        )
+    if coverage < WARN_COVERAGE:
+        more = "add training samples"
+        way = more if clamped_from is not None else f"raise vocab.draft_vocab_size, or {more}"
+        yield (
+            f"{len(chosen)} draft tokens cover {coverage:.1%} of the supervised tokens: every other one ends a chain, so {way}"
         )
 
 
