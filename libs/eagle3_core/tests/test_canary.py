@@ -86,6 +86,18 @@ def test_nested_progress_moves_one_bar_and_nested_curves_are_dropped():
     assert reporter.lines[0].text == "train: hello"
 
 
+def test_what_a_nested_stage_warns_of_is_the_ten_samples_and_not_the_jobs():
+    from eagle3_core.jobs.wire import LogLine
+
+    reporter = RecordingReporter()
+    whisper = Whisper(reporter, 2, 6, "vocab")
+
+    whisper.log(LogLine(at=0, level="warning", text="70 draft tokens cover 80 % of the supervised tokens"))
+    whisper.log(LogLine(at=0, level="error", text="broken"))
+
+    assert [line.text for line in reporter.lines] == ["vocab: broken"]
+
+
 def test_a_job_for_an_engine_that_this_worker_lacks_dies_before_any_stage_with_the_remedy(tmp_path, monkeypatch):
     document = tiny_job(tmp_path)
     document["verifier"] |= {"backend": "sglang"}

@@ -83,13 +83,17 @@ class Assignment(Message):
     """The span (W3C trace context) that what runs this belongs under; None where nothing is traced."""
 
 
+UNEVEN = "parts"
+"""What a progress counts that consists of parts of unlike length: it says how far a unit is, and nothing of its pace."""
+
+
 class Progress(Message):
     """How far a unit is. What is not a number counts as nothing."""
 
     done: Amount
     total: Amount
     unit: Note = "steps"
-    """What is counted: samples, tokens, steps, prompts."""
+    """What is counted: samples, tokens, steps, prompts, or `UNEVEN` parts."""
     rate_per_s: Annotated[float | None, AfterValidator(lambda rate: rate if rate and isfinite(rate) else None)] = None
     note: Note = ""
 

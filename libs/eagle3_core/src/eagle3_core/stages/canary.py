@@ -21,7 +21,7 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName, stages_of
 from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.spec import Gate, JobSpec
-from eagle3_core.jobs.wire import Commit, LogLine, Metric, Output, Progress
+from eagle3_core.jobs.wire import UNEVEN, Commit, LogLine, Metric, Output, Progress
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.manifest import UnitWriter
 from eagle3_core.stages.chain import Chain
@@ -46,7 +46,7 @@ class Whisper:
         share = min(1.0, progress.done / progress.total) if progress.total else 0.0
         self._reporter.progress(
             Progress(
-                done=self._done + share, total=self._total, unit="stages", note=f"{self._stage} {progress.note}".strip()
+                done=self._done + share, total=self._total, unit=UNEVEN, note=f"{self._stage} {progress.note}".strip()
             )
         )
 
@@ -54,7 +54,13 @@ class Whisper:
         """Drop it."""
 
     def log(self, line: LogLine) -> None:
-        """Pass it on with the nested stage's name."""
+        """Pass it on with the nested stage's name, unless it warns.
+
+        A nested stage warns of its data (the vocabulary is small, a sample has no chain), and ten samples are not the job's.
+        What the job's own data deserve the stage says itself, later; what is fatal raises.
+        """
+        if line.level == "warning":
+            return
         self._reporter.log(line.model_copy(update={"text": f"{self._stage}: {line.text}"}))
 
 
@@ -126,7 +132,7 @@ def canary(ctx: StageContext) -> Commit:
             error.context["canary_stage"] = name
             ctx.log(f"the canary died in {name}: {error.detail}", level="error")
             raise
-    ctx.progress(len(stages), len(stages), "stages")
+    ctx.progress(len(stages), len(stages), UNEVEN)
     result = {"stages": [{"name": name} for name in stages], "samples": seed.result["samples"]}
     return ctx.done(ctx.writer().commit(result, timings=timings), result)
 

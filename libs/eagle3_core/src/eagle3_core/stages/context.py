@@ -18,7 +18,7 @@ from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.refusals import Preempted
 from eagle3_core.jobs.room import Need, check_room
 from eagle3_core.jobs.spec import JobSpec
-from eagle3_core.jobs.wire import Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
+from eagle3_core.jobs.wire import UNEVEN, Assignment, Commit, LogLine, ManifestRef, Metric, Output, Progress
 from eagle3_core.objects.manifest import FileEntry, Manifest, UnitWriter, fetch_file, read_manifest
 from eagle3_core.objects.protocol import ObjectStore
 
@@ -109,7 +109,7 @@ class StageContext:
     def begin(self, part: str, parts: Sequence[str]) -> None:
         """Say that `part`, one of the `parts` that the unit consists of, begins; honours stops. Says `part` while it lasts."""
         self.check()
-        self.progress(parts.index(part), len(parts), "steps", note=part)
+        self.progress(parts.index(part), len(parts), UNEVEN, note=part)
 
     def metric(self, name: str, value: float, step: int) -> None:
         """Add `value` at `step` to the curve `name`. A curve holds numbers: NaN and infinity go to the log instead."""
