@@ -98,6 +98,27 @@ def test_a_truncated_shard_names_its_file(offline, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"messages": []}\n{"messages": []}\n', "JSON lines, as data sets are"),
+        (b'{\n "name": "fox"\n}\n', "a JSON document"),
+        (b'{"name": "fox"}', "a JSON document"),
+        (b"name: fox\nverifier: {}\n", "text"),
+        (b"PAR1\x15\x04", "a Parquet file"),
+        (b"\x1f\x8b\x08\x00", "a gzip file"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_by_what_it_looks_like_and_where_shards_are(offline, tmp_path, content, kind):
+    (place := tmp_path / "x.jsonl").write_bytes(content)
+
+    status, problem = refused(offline, place)
+
+    assert (status, problem["code"]) == (2, "inspect.tensors")
+    assert problem["detail"] == f"{place} is no safetensors file: it looks like {kind}"
+    assert "objects/TENANT/extract/JOB" in problem["remedy"]
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"sample_offsets": np.array([0, 5, 9])}, "sample_offsets do not rise from 0 to 8"),

@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from aerie_cli.inspect.kinds import looks_like
 from eagle3_core.errors import AerieError
 from eagle3_core.tensor_table import Entry, Table, read_table
 
@@ -64,6 +65,12 @@ class Tensors:
         try:
             self._table: Table = read_table(path)
         except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and (kind := looks_like(path)) is not None:
+                raise NotTensors(
+                    f"{path} is no safetensors file: it looks like {kind}",
+                    remedy="name a *.safetensors file: a job's shards lie in its house under objects/TENANT/extract/JOB, a "
+                    "drafter is what `aerie download JOB` wrote",
+                ) from None
             raise self._fault(error) from None
 
     @property
