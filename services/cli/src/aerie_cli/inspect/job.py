@@ -32,7 +32,7 @@ def job(
     folder: Dir = DEFAULT_DIR,
     as_json: Json = False,
 ) -> int:
-    """Show a job's stages, attempts, events and files, and decoded samples with what of them is supervised."""
+    """Show a job's stages, attempts, events and files, decoded samples with what of them is supervised, and its spec."""
     with Api.found(url, folder) as api:
         shown = api.get(job_path(job))
         attempts = api.get(job_path(job, "attempts"), "list")["data"]
@@ -45,7 +45,6 @@ def job(
         return 0
     console = people()
     show_job(shown)
-    console.print_json(data=plain(shown["spec"]))
     table = Table(title="attempts", title_justify="left", box=None, pad_edge=False)
     for name in ("stage", "unit", "attempt", "worker", "outcome", "time", ""):
         table.add_column(name)
@@ -63,6 +62,9 @@ def job(
     print_samples(plain(first or []))
     if remark:
         console.print(Text(plain(remark), style="yellow"), soft_wrap=True)
+    # The document comes last: it is the longest, and the least asked for.
+    console.print(Text("as posted, with every default", style="bold"))
+    console.print_json(data=plain(shown["spec"]))
     return 0
 
 
