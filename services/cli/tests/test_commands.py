@@ -24,7 +24,7 @@ def test_a_posted_job_is_shown_by_status_and_listed(aerie, named, tmp_path):
 
     assert aerie.json("status", posted["id"])["name"] == named["name"]
     assert posted["id"] in [job["id"] for job in aerie.json("status")["data"]]
-    assert "no worker serves queue 'prep'" in aerie("status", posted["id"]).stdout
+    assert "no worker is there yet" in aerie("status", posted["id"]).stdout
 
 
 def test_a_job_comes_from_stdin_with_changes(aerie, named):

@@ -42,6 +42,8 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
 
 
 def _nobody(unit: Unit, fleet: Fleet) -> str:
+    if not fleet.serving and not fleet.aside:  # as in the first seconds of a house
+        return "no worker is there yet; those that `aerie up` starts take some seconds, elsewhere start one"
     need = f"no worker serves queue {unit.queue!r}, which {unit.stage} needs"
     if aside := fleet.aside.get(unit.queue):
         names = ", ".join(sorted(aside)[:3]) + (", ..." if len(aside) > 3 else "")
