@@ -114,8 +114,20 @@ def test_progress_pace_and_estimates_come_from_heartbeats(api):
     assert stage["workers"] == ["w1"]
 
 
+def test_nothing_is_estimated_from_parts_of_unlike_length(api):
+    job = api.post()
+    worker, unit = api.reach("canary")
+    api.clock.pass_(10)
+    worker.beat(unit, progress={"done": 1.5, "total": 6, "unit": "parts", "note": "extract"})
+    stage = api.stage(job["id"], "canary")
+    assert (stage["progress_percentage"], stage["estimated_remaining_seconds"]) == (25.0, None)
+    assert api.job(job["id"])["estimated_finish"] is None
+
+
 def test_a_job_says_why_it_waits(api, document):
     first, second = api.post(), api.post(document("hen"))
+    assert "no worker is there yet" in api.job(first["id"])["why_queued"]
+    assert api.worker("w2").claim(queues=["train"]) is None
     assert "no worker serves queue 'prep'" in api.job(first["id"])["why_queued"]
     api.worker().take()
     assert api.job(first["id"])["why_queued"] is None

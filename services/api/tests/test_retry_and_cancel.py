@@ -32,6 +32,35 @@ def test_a_retry_takes_up_where_the_job_stopped(api):
     assert "taken up again" in api.said(job["id"])
 
 
+def test_the_time_of_a_stage_is_how_long_it_ran_and_not_how_long_its_job_stood_still(api):
+    job = api.post()
+    worker, unit = api.reach("train")
+    api.clock.pass_(40)
+    worker.fail(unit, retryable=False)
+    api.clock.pass_(5000)
+    assert api.stage(job["id"], "train")["seconds"] == 40
+    api.http.post(f"/jobs/{job['id']}/retry")
+    api.clock.pass_(300)  # until a worker is free
+    again = worker.take()
+    api.clock.pass_(50)
+    worker.commit(again)
+    assert api.stage(job["id"], "train")["seconds"] == 90
+    (ended,) = [e for e in api.events(job["id"]) if e["message"] == "train: done"]
+    assert ended["data"]["seconds"] == 90
+
+
+def test_units_that_ran_side_by_side_are_counted_once_in_the_time_of_their_stage(api):
+    job = api.post()
+    worker, first = api.reach("generate")
+    api.clock.pass_(10)
+    second = api.worker("w2").take()
+    api.clock.pass_(10)
+    worker.commit(first)
+    api.clock.pass_(10)
+    worker.commit(second)
+    assert api.stage(job["id"], "generate")["seconds"] == 30
+
+
 def test_a_retry_while_a_sibling_runs_leaves_it_its_unit(api):
     job = api.post()
     worker, first = api.reach("generate")

@@ -49,7 +49,7 @@ UNIT_SECONDS = Histogram(
     buckets=(1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600), registry=None,
 )  # fmt: skip
 STAGE_SECONDS = Histogram(
-    "aerie_stage_seconds", "Time from a stage's first unit to its last.", ["stage"],
+    "aerie_stage_seconds", "Time in which a unit of the stage ran, of stages that ended.", ["stage"],
     buckets=(1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600), registry=None,
 )  # fmt: skip
 BYTES = Counter("aerie_stored_bytes", "Bytes behind committed results.", ["stage"], registry=None)

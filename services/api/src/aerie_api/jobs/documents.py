@@ -8,20 +8,21 @@ report of theirs; units taken over from other jobs say nothing about pace and ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aerie_api.drafters.schemas import AcceptanceLength
 from aerie_api.jobs.schemas import DrafterRef, Job, Shards, StageMetric, StageStatus
 from aerie_api.jobs.waiting import Fleet, why_waiting
 from aerie_api.leases.planner import stage_name
+from aerie_api.leases.spells import Spell, ran_s
 from aerie_api.leases.turns import Quota
 from aerie_api.problems import Problem
 from aerie_api.tables import Job as JobRow
 from aerie_api.tables import MetricRow, StageRow, Unit
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
-from eagle3_core.jobs.wire import Progress
+from eagle3_core.jobs.wire import UNEVEN, Progress
 
 MIN_SHARE = 0.02
 """Share of a stage that must be done before its pace is believed."""
@@ -34,17 +35,22 @@ class Surroundings:
     fleet: Fleet
     jobs_ahead: int
     past_seconds: Mapping[str, float]
-    """How long each stage took the last time it ran."""
+    """How long each stage ran the last time a worker ran it."""
     quota: Quota | None = None
     """How the tenant stands against its limits."""
     metrics: Mapping[str, Sequence[MetricRow]] | None = None
     """The furthest value of every curve, by stage; null: not looked up."""
+    spells: Mapping[str, Sequence[Spell]] = field(default_factory=dict[str, Sequence[Spell]])
+    """When attempts at units of each of its stages ran."""
 
 
 def job_document(job: JobRow, stages: Sequence[StageRow], units: Sequence[Unit], around: Surroundings) -> Job:
     """The document of `job`."""
     spec = JobSpec.model_validate(job.spec)
-    shown = [stage_status(stage, [u for u in units if u.stage == stage.name]) for stage in stages]
+    shown = [
+        stage_status(stage, [u for u in units if u.stage == stage.name], around.spells.get(stage.name, ()))
+        for stage in stages
+    ]
     if around.metrics is not None:
         shown = [
             s.model_copy(update={"metrics": [_metric(row) for row in around.metrics.get(s.name, ())]}) for s in shown
@@ -73,19 +79,19 @@ def _metric(row: MetricRow) -> StageMetric:
     return StageMetric(name=row.name, step=row.step, value=row.value)
 
 
-def stage_status(stage: StageRow, units: Sequence[Unit]) -> StageStatus:
-    """The document of one stage."""
+def stage_status(stage: StageRow, units: Sequence[Unit], spells: Sequence[Spell]) -> StageStatus:
+    """The document of one stage, whose attempts ran in `spells`."""
     done = [u for u in units if u.state == UnitState.SUCCEEDED]
     running = [u for u in units if u.state == UnitState.RUNNING]
     reused = [u for u in done if u.reused_from is not None]
     reports = [Progress.model_validate(u.progress) for u in running if u.progress]
     beats = [u.last_heartbeat for u in units if u.last_heartbeat is not None]
     share = _share(units)
-    seconds = _seconds(stage, max(beats, default=None))
+    seconds = None if stage.started_at is None else ran_s(spells, max(beats, default=None))
     rates = [r.rate_per_s for r in reports if r.rate_per_s is not None]
     return StageStatus(
         name=stage_name(stage.name), state=UnitState(stage.state), progress_percentage=round(100 * share, 2),
-        estimated_remaining_seconds=_remaining(stage, units, reused, seconds),
+        estimated_remaining_seconds=_remaining(stage, units, reused, seconds, reports),
         shards=Shards(done=len(done), total=len(units)) if stage.planned_at is not None else None,
         reused=bool(units) and len(reused) == len(units), reused_units=len(reused),
         reused_from=sorted({u.reused_from for u in reused if u.reused_from}), seconds=seconds,
@@ -112,15 +118,11 @@ def _unit_share(unit: Unit) -> float:
     return min(max(share, 0.0), 1.0) if share == share else 0.0
 
 
-def _seconds(stage: StageRow, last_beat: float | None) -> float | None:
-    if stage.started_at is None:
-        return None
-    end = stage.finished_at if stage.finished_at is not None else last_beat
-    return max(0.0, (end if end is not None else stage.started_at) - stage.started_at)
-
-
-def _remaining(stage: StageRow, units: Sequence[Unit], reused: Sequence[Unit], seconds: float | None) -> float | None:
-    if stage.state != UnitState.RUNNING:
+def _remaining(
+    stage: StageRow, units: Sequence[Unit], reused: Sequence[Unit], seconds: float | None, reports: Sequence[Progress]
+) -> float | None:
+    """At the pace so far; None where there is none to tell: nothing runs, or what runs counts parts of unlike length."""
+    if stage.state != UnitState.RUNNING or any(r.unit == UNEVEN for r in reports):
         return None
     share = _share([u for u in units if u not in reused])
     return seconds * (1 - share) / share if seconds and share >= MIN_SHARE else None

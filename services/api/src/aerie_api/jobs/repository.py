@@ -112,12 +112,12 @@ class JobRepository:
             found[stage.job_id].append(stage)
         return found
 
-    def past_seconds(self) -> dict[str, float]:
-        """How long each stage took in the newest job in which a worker ran it."""
+    def last_runs(self) -> dict[str, str]:
+        """The newest job in which a worker ran each stage to its end, by stage."""
         here = and_(Unit.tenant == self.tenant, Unit.job_id == StageRow.job_id, Unit.stage == StageRow.name)
         ran = select(Unit.job_id).where(here, Unit.attempt > 0)
         query = (
-            select(StageRow.name, StageRow.finished_at - StageRow.started_at)
+            select(StageRow.name, StageRow.job_id)
             .join(Job, Job.id == StageRow.job_id)
             .where(
                 Job.tenant == self.tenant, StageRow.tenant == self.tenant, StageRow.state == "succeeded", ran.exists()
@@ -126,4 +126,4 @@ class JobRepository:
             .limit(200)
         )
         newest_last = reversed(self.session.execute(query).all())
-        return {name: seconds for name, seconds in newest_last if seconds is not None}
+        return {name: job_id for name, job_id in newest_last}

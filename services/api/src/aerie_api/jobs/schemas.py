@@ -45,7 +45,7 @@ class StageStatus(Answer):
     state: UnitState
     progress_percentage: float
     estimated_remaining_seconds: float | None = None
-    """From the pace so far; null until there is one."""
+    """From the pace so far; null until there is one, and where what is left takes no equal steps."""
     shards: Shards | None = None
     """The stage's units; null until it is planned."""
     reused: bool = False
@@ -54,7 +54,7 @@ class StageStatus(Answer):
     reused_from: list[str] = Field(default_factory=list)
     """The jobs that ran the units taken over."""
     seconds: float | None = None
-    """From the first claim to the end, or to the last sign of life."""
+    """How long it ran, to its end or the last sign of life: what it stood still between attempts is left out."""
     attempt: int = 0
     """Highest attempt of a unit."""
     workers: list[str] = Field(default_factory=list)

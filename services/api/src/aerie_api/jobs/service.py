@@ -14,19 +14,19 @@ from sqlalchemy.orm import Session
 from aerie_api.auth import Caller
 from aerie_api.db import Database, tell
 from aerie_api.drafters.repository import DrafterRepository
-from aerie_api.jobs.documents import Surroundings, job_document
+from aerie_api.jobs.gathering import documents
 from aerie_api.jobs.history import History
 from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import JobRepository, Wanted
+from aerie_api.jobs.revival import forget_lost, lost, outputs_of, revive
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
 from aerie_api.jobs.tags import Changed, matches, tag_of
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
 from aerie_api.leases.planner import Planner
-from aerie_api.leases.repository import WORKER_GONE_S, CommitRepository, UnitRepository, WorkerRepository
-from aerie_api.leases.turns import Quota, Turns
+from aerie_api.leases.repository import UnitRepository
 from aerie_api.leases.vetting import Vetting
-from aerie_api.tables import LIVING, StageRow, Unit
+from aerie_api.tables import LIVING
 from aerie_api.tables import Job as JobRow
 from aerie_api.tenants.repository import AuditRepository, TenantRepository, UsageRepository
 from eagle3_core.data.sources import roots_of
@@ -34,7 +34,6 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import STAGES, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.states import IllegalMove, JobStatus, UnitState
-from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.telemetry import logs, traces
 
 
@@ -259,7 +258,9 @@ class JobService:
 
         Raises JobMissing, IllegalMove, NameInUse, QuotaReached, Changed.
         """
-        gone = self._lost_outputs(job_id)
+        with self._db.read() as session:
+            made = outputs_of(session, JobRepository(session, self._tenant).get(job_id))
+        gone = {unit.id for unit in made if lost(unit, self._vetting)}  # it reads the store: never inside a transaction
         now = self._clock()
         with self._db.write() as session:
             job = self._locked(session, job_id)
@@ -273,8 +274,8 @@ class JobService:
             move(job, JobStatus.QUEUED)
             job.reason = job.finished_at = None
             History(session).event(job, now, "job.retried", "taken up again from where it stopped")
-            self._forget_lost(session, job, gone, now)
-            self._revive(session, job)
+            forget_lost(session, job, gone, now)
+            revive(session, job)
             self._planner.advance(session, job)
             session.flush()
             return self._documents(session, [job])[0]
@@ -288,50 +289,6 @@ class JobService:
             self._audit(session, "delete", job)
             DrafterRepository(session, self._tenant).forget(job.id)
             JobRepository(session, self._tenant).delete(job)
-
-    def _lost_outputs(self, job_id: str) -> set[str]:
-        """Ids of committed units whose objects are gone or damaged."""
-        with self._db.read() as session:
-            job = JobRepository(session, self._tenant).get(job_id)
-            units = UnitRepository(session, self._tenant).of_job(job.id, [UnitState.SUCCEEDED])
-        return {
-            u.id
-            for u in units
-            if u.released_at is not None or not self._vetting.intact(ManifestRef.model_validate(u.manifest))
-        }
-
-    def _forget_lost(self, session: Session, job: JobRow, gone: set[str], now: float) -> None:
-        """Run units again whose output is gone; what was built on them is planned again, and reused if it is the same."""
-        units = UnitRepository(session, job.tenant).of_job(job.id, list(UnitState))
-        lost = [u for u in units if u.id in gone and u.state == UnitState.SUCCEEDED]
-        if not lost:
-            return
-        first = min(unit.position for unit in lost)
-        for unit in lost:
-            CommitRepository(session, job.tenant).forget(unit.key)
-            unit.state, unit.reused_from = UnitState.CANCELLED, None
-        UnitRepository(session, job.tenant).remove([u for u in units if u.position > first])
-        for stage in JobRepository(session, job.tenant).stages(job.id):
-            if stage.position >= first:
-                _reset(stage, planned=stage.position == first)
-        names = ", ".join(f"{u.stage} unit {u.index}" for u in lost[:5])
-        said = f"output missing or damaged, to be made again: {names}{', ...' if len(lost) > 5 else ''}"
-        History(session).event(job, now, "unit.output_lost", said, "warning", units=len(lost))
-
-    def _revive(self, session: Session, job: JobRow) -> None:
-        units = UnitRepository(session, job.tenant)
-        for unit in units.of_job(job.id, [UnitState.FAILED, UnitState.CANCELLED]):
-            unit.state, unit.not_before, unit.finished_at, unit.rung_at = UnitState.QUEUED, 0.0, None, None
-            unit.attempt = unit.failures = unit.losses = unit.preemptions = 0
-        running = units.of_job(job.id, [UnitState.RUNNING])
-        for stage in JobRepository(session, job.tenant).stages(job.id):
-            if stage.state in (UnitState.FAILED, UnitState.CANCELLED):
-                stage.state = UnitState.RUNNING if running else UnitState.QUEUED
-                stage.state = stage.state if stage.planned_at is not None else UnitState.PENDING
-                stage.reason = stage.finished_at = None
-        if running:  # a sibling of the unit that failed is still at work
-            move(job, JobStatus.RUNNING)
-        tell(session, "work")
 
     def _check_name(self, session: Session, name: str, own_id: str | None) -> None:
         holder = JobRepository(session, self._tenant).living_named(name)
@@ -359,39 +316,10 @@ class JobService:
                 remedy="wait until one ends, cancel one, or have the operator raise max_living_jobs",
             )
 
-    def _quota(self, session: Session) -> Quota:
-        tenant = TenantRepository(session).get(self._tenant)
-        return Turns(session).quota(tenant, self._clock())
-
     def _documents(self, session: Session, jobs: Sequence[JobRow], *, measured: bool = True) -> list[Job]:
-        """The documents of `jobs`; only if `measured` with the last values of their curves, which may be many."""
-        repository, ids = JobRepository(session, self._tenant), [job.id for job in jobs]
-        stages = repository.stages_of(ids)
-        units: dict[str, list[Unit]] = {job_id: [] for job_id in ids}
-        for unit in UnitRepository(session, self._tenant).figures_of(ids):
-            units[unit.job_id].append(unit)
-        fleet = WorkerRepository(session).fleet(self._clock() - WORKER_GONE_S)
-        quota = self._quota(session) if any(job.status in ("queued", "running") for job in jobs) else None
-        past = repository.past_seconds() if any(job.status == JobStatus.RUNNING for job in jobs) else {}
-        return [
-            job_document(
-                job, stages[job.id], units[job.id],
-                Surroundings(
-                    fleet, repository.ahead_of(job) if job.status in ("queued", "running") else 0, past, quota,
-                    History(session).furthest(job) if measured else None,
-                ),
-            )
-            for job in jobs
-        ]  # fmt: skip
+        return documents(session, self._tenant, jobs, self._clock(), measured=measured)
 
 
 def _trace() -> dict[str, Any]:
     """What joins the job's units to the trace of the request that posted it, if it is traced."""
     return {} if (parent := traces.current()) is None else {"traceparent": parent}
-
-
-def _reset(stage: StageRow, *, planned: bool) -> None:
-    """Let `stage` be done again; its units stay if it is still `planned`."""
-    stage.state = UnitState.QUEUED if planned else UnitState.PENDING
-    stage.planned_at = stage.planned_at if planned else None
-    stage.result = stage.reason = stage.finished_at = None

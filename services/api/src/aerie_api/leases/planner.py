@@ -22,6 +22,7 @@ from aerie_api.jobs.history import History
 from aerie_api.jobs.repository import JobRepository
 from aerie_api.leases.endings import fail_job, move
 from aerie_api.leases.repository import CommitRepository, UnitRepository, living
+from aerie_api.leases.spells import ran_s
 from aerie_api.metrics import LENGTH, STAGE_SECONDS, once_committed
 from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
@@ -204,10 +205,11 @@ class Planner:
         self._warn(session, job, [f"{name}: {text}" for text in said if text not in job.warnings])
         now = self._clock()
         stage.state, stage.finished_at, stage.reason = UnitState.SUCCEEDED, now, None
-        stage.started_at = started = stage.started_at or now
-        History(session).event(job, now, "stage.succeeded", f"{name}: done", stage=name, seconds=now - started)
+        stage.started_at = stage.started_at or now
+        seconds = ran_s(UnitRepository(session, job.tenant).spells([job.id]).get((job.id, name), ()), now)
+        History(session).event(job, now, "stage.succeeded", f"{name}: done", stage=name, seconds=seconds)
         if any(unit.reused_from is None for unit in units):
-            once_committed(session, lambda: STAGE_SECONDS.labels(name).observe(now - started))
+            once_committed(session, lambda: STAGE_SECONDS.labels(name).observe(seconds))
         return True
 
     def _succeed(self, session: Session, job: Job, stages: Sequence[StageRow]) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, defer
 
 from aerie_api.db import upsert
 from aerie_api.jobs.waiting import Fleet
+from aerie_api.leases.spells import Spell
 from aerie_api.metrics import ATTEMPTS, once_committed
 from aerie_api.tables import Attempt, CommitRow, Job, Unit, Worker
 from aerie_api.tenants.repository import UsageRepository
@@ -171,6 +172,17 @@ class UnitRepository:
         return [
             (unit, attempt) for unit, attempt in self.session.execute(query.order_by(Attempt.started_at, Attempt.fence))
         ]
+
+    def spells(self, job_ids: Collection[str]) -> dict[tuple[str, str], list[Spell]]:
+        """When attempts at the units of several jobs ran, by job and stage."""
+        query = select(Unit.job_id, Unit.stage, Attempt.started_at, Attempt.ended_at)
+        query = query.join(Attempt, Attempt.unit_id == Unit.id).where(Unit.job_id.in_(job_ids))
+        if self.tenant is not None:
+            query = query.where(Unit.tenant == self.tenant, Attempt.tenant == self.tenant)
+        found: dict[tuple[str, str], list[Spell]] = defaultdict(list)
+        for job_id, stage, began, ended in self.session.execute(query):
+            found[job_id, stage].append((began, ended))
+        return found
 
     def remove(self, units: Sequence[Unit]) -> None:
         """Forget units, so that their stage is planned again."""
