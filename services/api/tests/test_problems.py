@@ -239,6 +239,12 @@ def test_answers_are_not_kept_by_caches_nor_guessed_at(api):
     assert (answer.headers["cache-control"], answer.headers["x-content-type-options"]) == ("no-store", "nosniff")
 
 
+def test_the_bare_address_says_what_this_is_and_where_to_go_on(api):
+    front = api.http.get("/").json()
+    assert (front.pop("service"), front.pop("version")) == ("aerie", api.app.version)
+    assert {api.http.get(address).status_code for address in front.values()} == {200}
+
+
 def test_the_house_says_whether_it_can_work(api):
     assert api.http.get("/healthz").json() == {"status": "ok"}
     assert api.http.get("/readyz").json()["store_free_bytes"] > 0

@@ -38,7 +38,7 @@ logger = logging.getLogger("aerie_api.access")
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 WORKER_PREFIX = "/internal/"
-OPEN = frozenset({"/healthz", "/readyz", "/openapi.json"})
+OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 """What anybody may ask."""
 UNTRACED = frozenset({"/healthz", "/readyz", "/internal/v1/claim", "/internal/v1/stops"})
 MAX_ATTEMPTS = 5

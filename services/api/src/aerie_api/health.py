@@ -1,10 +1,10 @@
-"""Whether the process lives, and whether it can do its work."""
+"""What this is, whether the process lives, and whether it can do its work."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,6 +19,25 @@ class NotReady(AerieError):
     """The API cannot do its work."""
 
     code, status, retryable = "api.not_ready", 503, True
+
+
+class Front(BaseModel):
+    """What answers here, and where to go on."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    service: Literal["aerie"] = "aerie"
+    version: str
+    openapi: str = "/openapi.json"
+    """Every route, field and answer."""
+    jobs: str = "/v1/jobs"
+    """Where jobs are posted and listed."""
+    drafters: str = "/v1/drafters"
+    """Where finished drafters are listed."""
+    healthz: str = "/healthz"
+    """Whether the process lives."""
+    readyz: str = "/readyz"
+    """Whether it can do its work."""
 
 
 class Alive(BaseModel):
@@ -38,6 +57,12 @@ class Ready(BaseModel):
     """Room in the object store; null where it does not say."""
     broker: str | None
     """`ok`, or what it failed with; null where no broker is used."""
+
+
+@router.get("/", operation_id="front")
+def front(request: Request) -> Front:
+    """What this is and where to go on, for whoever opens the bare address."""
+    return Front(version=request.app.version)
 
 
 @router.get("/healthz", operation_id="healthz")
