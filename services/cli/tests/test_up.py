@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from aerie_cli.exits import status_of
-from aerie_cli.house import House, how, problem_in, with_own_metrics
+from aerie_cli.house import House, with_own_metrics
 from aerie_cli.lock import AlreadyUp, Lock
+from aerie_cli.testimony import how, problem_in
 from aerie_cli.up import crew
 from eagle3_core.cores import default_workers, share, usable_cores
 from eagle3_core.errors import AerieError

@@ -23,10 +23,10 @@ from rich.markup import escape
 from aerie_cli.client import DEFAULT_DIR, Api, checked_url, house_key, job_path
 from aerie_cli.download import download_bar, download_drafter
 from aerie_cli.exits import status_of_job
-from aerie_cli.house import read_server, tail
 from aerie_cli.jobfile import Changes, apply, parse
 from aerie_cli.output import Json, aside, command, document, people, plain
 from aerie_cli.report import duration, from_earlier_jobs, show_job
+from aerie_cli.testimony import read_server, tail
 from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
 from eagle3_core import strict_json

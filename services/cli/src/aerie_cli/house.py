@@ -18,15 +18,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from aerie_cli.lock import Lock, require_writable
-from eagle3_core import strict_json
+from aerie_cli.testimony import how, problem_in, read_server, tail
 from eagle3_core.cores import THREADS_VARIABLE
 from eagle3_core.errors import AerieError
 from eagle3_core.folders import cache_folder
@@ -39,7 +38,6 @@ CRASH_LOOP = 4
 """Deaths at once after which it is said, and after which an API that never answered is given up."""
 WORKER_GRACE_S, API_GRACE_S = 40.0, 15.0
 """A worker gives its child 25 s to save and then reports; an API finishes its answers in 10 s."""
-LOG_TAIL_LINES = 12
 LOG_KEEP_BYTES = 8 << 20
 PROBLEM_BYTES = 65536
 METRICS_VARIABLE = "AERIE_WORKER_METRICS_PORT"
@@ -264,15 +262,6 @@ class House:
                     part.process.wait()
 
 
-def problem_in(line: bytes) -> AerieError | None:
-    """The error that a process told in its last line on stdout, if it is one."""
-    try:
-        document = strict_json.loads_object(line)
-    except ValueError:
-        return None
-    return AerieError.from_problem(document) if isinstance(document.get("code"), str) else None
-
-
 def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:
     """`environment` for the part `name`: a port serves one process, so worker-2 takes the one above worker-1's."""
     port = environment.get(METRICS_VARIABLE, "")
@@ -284,28 +273,3 @@ def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:
 def worker_command(url: str, name: str) -> list[str]:
     """The command line of the worker called `name`."""
     return [sys.executable, "-m", "aerie_worker", "--url", url, "--worker-id", name]
-
-
-def read_server(path: Path) -> Mapping[str, Any] | None:
-    """What the API says about itself, if it says something."""
-    try:
-        found = strict_json.loads_object(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found.get("url"), str) and isinstance(found.get("pid"), int) else None
-
-
-def how(code: int) -> str:
-    """An exit status in words."""
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
-    return f"exit status {code}"
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log, indented."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    except OSError:
-        return ""
-    return "\n".join(f"    {line}" for line in lines)
