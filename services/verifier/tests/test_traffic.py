@@ -199,8 +199,8 @@ def test_a_sink_that_fails_or_lags_costs_samples_and_never_an_answer(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"sink": "file:///x"}', "share: Field required"),
-        ('{"sink": "file:///x", "share": 1, "rate": 2}', "rate: Extra"),
+        ('{"sink": "file:///x"}', "share: the field 'share' is missing"),
+        ('{"sink": "file:///x", "share": 1, "rate": 2}', "rate: no field .rate. here"),
     ],
 )
 def test_a_setting_that_is_wrong_stops_the_server_with_its_name(text: str, reason: str) -> None:

@@ -49,6 +49,12 @@ def sentence(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> 
     return _HEAD.sub("must ", str(fault["msg"]).removeprefix("Value error, "))
 
 
+def placed(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
+    """`sentence` with its place before it, for who gets no pointer."""
+    place, said = ".".join(map(str, fault["loc"])), sentence(fault, model)
+    return f"{place}: {said}" if place else said
+
+
 def own_faults(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """`ValidationError.errors()` without echoes: a list with a bad entry is called too short as well, because the entry
     was not counted."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from eagle3_core.errors import json_pointer
-from eagle3_core.faults import sentence
+from eagle3_core.faults import placed
 from eagle3_core.text import kind_of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -92,9 +92,7 @@ def parse_model(kind: type[Model], data: bytes | str) -> Model:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {sentence(first, kind)}" if place else sentence(first, kind)) from None
+        raise ValueError(placed(error.errors()[0], kind)) from None
 
 
 def check(value: Any) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from eagle3_core.engine.config import CAPTURE_VARIABLE, CaptureConfig
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import placed
 
 RECEIPTS_VARIABLE = "AERIE_CAPTURE_RECEIPTS"
 """Environment variable with the path of the socket on which receipts come back; set by the server's first process."""
@@ -32,7 +33,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> CaptureConfig | 
     try:
         config = CaptureConfig.model_validate_json(text)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        faults = "; ".join(placed(fault, CaptureConfig) for fault in error.errors())
         raise CaptureMisconfigured(
             f"{CAPTURE_VARIABLE} does not validate: {faults}",
             remedy="start the server with aerie-verifier, which writes it, or unset it to turn capture off",

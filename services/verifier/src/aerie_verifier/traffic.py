@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from eagle3_core.engine.config import TRAFFIC_VARIABLE, TrafficConfig
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import placed
 from eagle3_core.objects.protocol import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def read_traffic(environment: Mapping[str, str]) -> TrafficConfig | None:
     try:
         return TrafficConfig.model_validate_json(text)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        faults = "; ".join(placed(fault, TrafficConfig) for fault in error.errors())
         raise TrafficMisconfigured(
             f"{TRAFFIC_VARIABLE} does not validate: {faults}",
             remedy="start the server with aerie-verifier, which writes it, or unset it to keep nothing",

@@ -19,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import placed
 from eagle3_core.jobs.refusals import LeaseLost, Unreachable, WorkerSetAside
 from eagle3_core.jobs.wire import (
     Assignment,
@@ -188,6 +189,6 @@ def _read(kind: type[Any], response: httpx.Response) -> Any:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
         raise Refused(
-            f"the API's {kind.__name__} does not read: {error.errors()[0]['loc']} {error.errors()[0]['msg']}",
+            f"the API's {kind.__name__} does not read: {placed(error.errors()[0], kind)}",
             remedy="run the API and its workers from one version",
         ) from None

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import placed
 from eagle3_core.verifier.receipt import RECEIPT_FIELD, Receipt, prompt_digest
 
 
@@ -39,7 +40,7 @@ def receipt_of(answer: Mapping[str, Any], ids: Sequence[int]) -> Receipt:
         receipt = Receipt.model_validate(found)
     except ValidationError as error:
         raise ReceiptWrong(
-            f"the server's receipt does not validate: {error.errors()[0]['msg']}",
+            f"the server's receipt does not validate: {placed(error.errors()[0])}",
             remedy="run server and stages from one version",
         ) from None
     if (receipt.tokens, receipt.prompt_digest) != (len(ids), prompt_digest(ids)):

@@ -15,6 +15,7 @@ from aerie_cli.exits import FAILED, OK
 from aerie_cli.inspect.package import NoConfig, contract_faults, describe, differences, read_json
 from aerie_cli.output import Json, command, document, people, plain, value_text
 from eagle3_core.errors import InvalidRequest
+from eagle3_core.faults import placed
 from eagle3_core.verifier.contract import CaptureContract
 
 Folder = Annotated[
@@ -73,7 +74,7 @@ def read_contract(folder: Path) -> tuple[dict[str, Any] | None, CaptureContract 
     except ValidationError as error:
         first = error.errors()[0]
         raise NoConfig(
-            f"{place} is no capture contract: {'.'.join(map(str, first['loc']))} {first['msg']}",
+            f"{place} is no capture contract: {placed(first)}",
             remedy="download the drafter again",
         ) from None
 

@@ -22,6 +22,7 @@ from aerie_cli.inspect.tensors import Scan, Tensors
 from eagle3_core import strict_json
 from eagle3_core.drafter.tensors import LAYER, SGLANG_LAYER, tensor_shapes
 from eagle3_core.errors import AerieError
+from eagle3_core.faults import placed
 from eagle3_core.tensor_table import Entry
 from eagle3_core.verifier.contract import CaptureContract
 
@@ -143,7 +144,7 @@ def _stated(package: Package) -> tuple[Stated | None, str]:
         return Stated.model_validate(config), ""
     except ValidationError as error:
         first = error.errors()[0]
-        return None, f"config.json: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return None, f"config.json: {placed(first)}"
 
 
 def shape_faults(package: Package, stated: Stated) -> Iterator[str]:
