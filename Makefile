@@ -40,7 +40,7 @@ setup-sglang: .venv-sglang/.ready ## SGLang on the CPU, in a private environment
 BACKEND ?= transformers
 # SGLang's kernels exist for GPUs only: on a CPU the stand-in of the tests takes their place, and only these variables name it.
 SGLANG_ON_CPU = AERIE_SGLANG_PYTHON='$(CURDIR)/.venv-sglang/bin/python' \
-	AERIE_SGLANG_ENV='{"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": "$(CURDIR)/tests/sglang/cpu_engine"}' \
+	AERIE_SGLANG_ENV='{"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "AERIE_CPU_ENGINE_FORK": "1", "PYTHONPATH": "$(CURDIR)/tests/sglang/cpu_engine"}' \
 	AERIE_SGLANG_ARGS='--attention-backend torch_native --disable-cuda-graph --grammar-backend none'
 demo: setup $(if $(filter sglang,$(BACKEND)),setup-sglang) ## the main job, embedded: a real small verifier, a posted job, a trained and measured drafter; BACKEND=sglang
 	@$(if $(filter sglang,$(BACKEND)),$(SGLANG_ON_CPU)) $(RUN)/aerie demo --backend $(BACKEND) $(DEMO_ARGS)
@@ -55,8 +55,8 @@ test: setup servers ## every test that needs no GPU and no cluster
 test-fast: setup servers ## the tests that take seconds
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
 
-test-sglang: setup-sglang ## against the real SGLang, on the CPU
-	@.venv-sglang/bin/pytest -q tests/sglang
+test-sglang: setup-sglang servers ## against the real SGLang, on the CPU
+	@OMP_NUM_THREADS=1 .venv-sglang/bin/pytest -q tests/sglang -n 2 --dist loadfile
 
 RUNS ?= 50
 chaos: setup servers ## jobs on a real cluster whose parts are killed, cut off and lied to: RUNS=50 SEED=0

@@ -1,7 +1,11 @@
-"""Real SGLang servers for these tests, on the CPU, one at a time: three processes of 1 to 2 GB each.
+"""Real SGLang servers for these tests, on the CPU: three processes of 1 to 2 GB each.
 
-Run by `make test-sglang`, in an environment of its own. A server costs about 20 s of start, so tests of one module share
-it where they can.
+Run by `make test-sglang`, in an environment of its own. What takes time is the start of a server: 16 s of CPU for its
+imports, in each of its processes. So tests of one module share a server where they can, and the scheduler and the
+detokenizer of most are forked from the first process (`FORKED`), with its imports. The engine itself spawns them: the
+servers of `test_capture.py` and `test_refusals.py` do so too.
+
+No clock ends a test that a starved machine makes slow: a server is waited for until it serves or has ended.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from servers.s3 import OwnServer, own
 
 from eagle3_core.engine.config import CaptureConfig, ServerConfig
 from eagle3_core.engine.server import Server
@@ -33,6 +39,12 @@ CPU_VARIABLES = {
     "PYTHONPATH": str(HERE / "cpu_engine"),
 }  # fmt: skip
 """The environment of a CPU engine: one thread (two cost 8 ms an operator here), the stand-in kernels on the path."""
+FORKED = {"AERIE_CPU_ENGINE_FORK": "1"}
+"""Has the CPU engine fork its processes."""
+SPAWNED: dict[str, str] = {}
+"""Leaves them to the engine."""
+PATIENCE_S = 3600.0
+"""Longer than any start takes on a machine that is good for anything: what ends a wait is the server."""
 
 
 def cpu_environment() -> dict[str, str]:
@@ -43,32 +55,56 @@ def cpu_environment() -> dict[str, str]:
 def cpu_variables(python: str) -> dict[str, str]:
     """A worker's settings for the CPU engine in the environment of the interpreter `python`."""
     return {
-        "AERIE_SGLANG_PYTHON": python, "AERIE_SGLANG_ENV": json.dumps(CPU_VARIABLES),
-        "AERIE_SGLANG_ARGS": shlex.join(CPU_ARGS), "AERIE_SGLANG_START_S": "500",
+        "AERIE_SGLANG_PYTHON": python, "AERIE_SGLANG_ENV": json.dumps({**CPU_VARIABLES, **FORKED}),
+        "AERIE_SGLANG_ARGS": shlex.join(CPU_ARGS), "AERIE_SGLANG_START_S": str(PATIENCE_S),
     }  # fmt: skip
 
 
-def cpu_server(model: Path, log: Path, environment: dict[str, str] | None = None, **options: object) -> Server:
-    """A server on the CPU that has been started, and not waited for."""
+def cpu_server(model: Path, log: Path, environment: dict[str, str] = FORKED, **options: object) -> Server:
+    """A server on the CPU that has been started, and not waited for; `environment` is what it gets beside a CPU engine's."""
     defaults = {
         "model": model, "device": "cpu", "dtype": "float32", "chunked_prefill_tokens": 64, "max_running_requests": 8,
-        "max_total_tokens": 16384, "engine_args": CPU_ARGS, "start_s": 500,
+        "max_total_tokens": 16384, "engine_args": CPU_ARGS, "start_s": PATIENCE_S,
     }  # fmt: skip
-    return Server(
-        ServerConfig.model_validate({**defaults, **options}), log, {**cpu_environment(), **(environment or {})}
-    )
+    return Server(ServerConfig.model_validate({**defaults, **options}), log, {**cpu_environment(), **environment})
+
+
+@pytest.fixture(scope="session")
+def stopping() -> Iterator[Callable[[Server], None]]:
+    """Stops a server beside what comes next: the engine looks every 5 s only whether it was asked to end."""
+    threads: list[threading.Thread] = []
+
+    def stop(server: Server) -> None:
+        threads.append(threading.Thread(target=server.stop))
+        threads[-1].start()
+
+    yield stop
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+def launch(tmp_path_factory: pytest.TempPathFactory, stopping: Callable[[Server], None]) -> Iterator[Launch]:
     """Start a server and wait for it; all are stopped when the module's tests are done."""
     with ExitStack() as running:
 
-        def start(model: Path, **options: object) -> Server:
-            log = tmp_path_factory.mktemp("server") / "log"
-            return running.enter_context(cpu_server(model, log, **options))
+        def start(model: Path, environment: dict[str, str] = FORKED, **options: object) -> Server:
+            server = cpu_server(model, tmp_path_factory.mktemp("server") / "log", environment, **options)
+            running.callback(stopping, server)
+            return server.wait()
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
+    """A real S3 server, whose credentials are in the environment of what is started from here."""
+    server = own(tmp_path_factory.mktemp("s3"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")

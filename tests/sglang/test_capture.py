@@ -1,16 +1,23 @@
-"""What a capturing server stores is what Hugging Face computes, whatever the scheduler does in between."""
+"""What a capturing server stores is what Hugging Face computes, whatever the scheduler does in between.
+
+What goes wrong is told to the request that it concerns, and the server goes on. One server for all, whose processes are
+spawned as the engine does it, and whose queue holds one sample: every capture waits for the one before it to be written.
+"""
 
 from __future__ import annotations
 
 import random
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import AUX_LAYERS, Launch, capture_to
+from conftest import AUX_LAYERS, SPAWNED, Launch, capture_to
 from references import Reference, cosine, stored
 
+from aerie_verifier.frontdoor import CaptureRefused
+from aerie_verifier.writer import SinkFailed
 from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
@@ -21,7 +28,7 @@ PROMPTS, SHORTEST, LONGEST, IN_FLIGHT, VOCAB = 50, 5, 600, 8, 320
 
 @pytest.fixture(scope="module")
 def server(launch: Launch, verifier: Path, sink: Path) -> Server:
-    return launch(verifier, capture=capture_to(sink))
+    return launch(verifier, SPAWNED, capture=capture_to(sink, queue_bytes=1))
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +93,35 @@ def test_ordinary_requests_between_captures_are_answered_as_ever_and_leave_nothi
     assert counts == [12, 12, 12]
     assert receipt.tokens == len(ids)
     assert len(list(sink.rglob("*.safetensors"))) == before + 1
+
+
+def test_a_sink_that_cannot_be_written_is_told_to_the_request_and_later_ones_are_captured(
+    server: Server, sink: Path
+) -> None:
+    aside = (sink / "captures").rename(sink / "aside")
+    (sink / "captures").write_text("a file where a folder should be")
+
+    with pytest.raises(SinkFailed, match="could not be written"):
+        server.capture(list(range(10, 90)))
+
+    (sink / "captures").unlink()
+    aside.rename(sink / "captures")
+    assert server.capture(list(range(10, 90))).tokens == 80
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing_waiting(server: Server) -> None:
+    body = '{"input_ids": %s, "return_hidden_states": true, "sampling_params": {"max_new_tokens": 1}}' % ([7] * 2000)
+    with socket.create_connection((server.config.host, server.port)) as left:
+        head = (
+            f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        )
+        left.sendall(f"{head}\r\n{body}".encode())
+
+    assert server.capture(list(range(10, 200))).tokens == 190
+
+
+def test_a_request_for_a_longer_answer_with_states_is_refused_with_the_reason(server: Server) -> None:
+    body = {"input_ids": [5, 6, 7], "return_hidden_states": True, "sampling_params": {"max_new_tokens": 4}}
+
+    with pytest.raises(CaptureRefused, match="max_new_tokens 1"):
+        server.post("/generate", body)

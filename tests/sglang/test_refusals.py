@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import CPU_ARGS, capture_to, cpu_server
+from conftest import CPU_ARGS, SPAWNED, capture_to, cpu_server
 
 from eagle3_core.engine.client import ServerFailed
 
@@ -15,7 +15,7 @@ def test_a_server_that_is_told_other_layers_ends_with_both_lists(verifier: Path,
 
     with (
         pytest.raises(ServerFailed, match=r"inputs of layers \[3, 5, 6\], the configuration wants \[2, 4, 5\]"),
-        cpu_server(verifier, tmp_path / "log", capture=capture_to(tmp_path / "sink"), engine_args=other),
+        cpu_server(verifier, tmp_path / "log", SPAWNED, capture=capture_to(tmp_path / "sink"), engine_args=other),
     ):
         pass
 
@@ -25,6 +25,6 @@ def test_a_server_that_would_draft_while_it_captures_does_not_start(verifier: Pa
 
     with (
         pytest.raises(ServerFailed, match="captures without a draft"),
-        cpu_server(verifier, tmp_path / "log", capture=capture_to(tmp_path / "sink"), engine_args=drafting),
+        cpu_server(verifier, tmp_path / "log", SPAWNED, capture=capture_to(tmp_path / "sink"), engine_args=drafting),
     ):
         pass

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import HERE, cpu_server
+from conftest import FORKED, HERE, cpu_server
 
 from aerie_verifier import traffic
 from eagle3_core.data.rows import parse, row_of
@@ -39,7 +39,7 @@ def test_chats_are_kept_redacted_whether_sent_whole_or_in_pieces_and_plain_reque
 ) -> None:
     (tmp_path / "house_redaction.py").write_text(REDACTION)
     config = TrafficConfig(sink=(tmp_path / "sink").as_uri(), share=1.0, redact="house_redaction:redact")
-    path = {"PYTHONPATH": f"{HERE / 'cpu_engine'}:{tmp_path}"}
+    path = {**FORKED, "PYTHONPATH": f"{HERE / 'cpu_engine'}:{tmp_path}"}
     ask = {"model": "default", "max_tokens": 6, "temperature": 0}
 
     with cpu_server(verifier, tmp_path / "log", path, traffic=config) as server:
