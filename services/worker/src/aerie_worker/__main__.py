@@ -26,11 +26,14 @@ from aerie_worker.doorbells.poll import Poll
 from aerie_worker.executors.local import Local, machine_gpus
 from aerie_worker.worker import Worker
 from eagle3_core.addresses import require_encrypted
+from eagle3_core.engine.settings import EngineMissing, read_settings, require_engine
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.graph import ON_SGLANG
 from eagle3_core.jobs.rings import PREFIX
 from eagle3_core.telemetry import logs, traces
 from eagle3_core.telemetry.scrape import Scrapable, port_of
 
+log = logging.getLogger("aerie.worker")
 QUEUES = ("prep", "extract", "train", "evaluate")
 
 
@@ -105,9 +108,34 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m aerie_worker", description="Claims units and runs them.")
     parser.add_argument("--url", required=True, help="where the API listens")
     parser.add_argument("--worker-id", default=socket.gethostname(), help="stable name: a restart frees the old leases")
-    parser.add_argument("--queues", default=",".join(QUEUES), help="queues to serve, separated by commas")
+    parser.add_argument(
+        "--queues",
+        default=",".join(QUEUES),
+        help="queues to serve, separated by commas; with SGLang on this machine also those that need it",
+    )
     parser.add_argument("--no-preload", action="store_true", help="import torch only when a stage needs it")
     return parser.parse_args(arguments)
+
+
+def served_queues(named: str, environment: Mapping[str, str]) -> list[str]:
+    """The queues `named`, separated by commas, and beside them those whose units need SGLang, where this machine has it.
+
+    Asked once, at the start. Raises BadEngineSettings, and EngineMissing if such a queue is named and there is no SGLang.
+    """
+    queues = [queue for queue in named.split(",") if queue]
+    further = [with_it for plain, with_it in ON_SGLANG.items() if plain in queues and with_it not in queues]
+    asked = set(queues) & set(ON_SGLANG.values())
+    if not further and not asked:
+        return queues
+    try:
+        version = require_engine(read_settings(environment))
+    except EngineMissing as missing:
+        if asked:
+            raise
+        log.info("no SGLang here, units that need it go to other workers: %s; %s", missing.detail, missing.remedy)
+        return queues
+    log.info("SGLang %s is here: this worker also serves %s", version, ", ".join([*further, *sorted(asked)]))
+    return [*queues, *further]
 
 
 @contextmanager
@@ -131,7 +159,7 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
         if not environment.get("AERIE_STORE"):
             raise StoreMissing("AERIE_STORE is not set", remedy="set it to the object store's URL, file:///folder")
         token = read_token(environment)
-        queues = [queue for queue in options.queues.split(",") if queue]
+        queues = served_queues(options.queues, environment)
         check_transport(options.url, environment)
         place = environment.get("AERIE_API_CA")
         control = Control(
@@ -147,7 +175,7 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
         with metrics_at(environment):
             return worker.run()
     except AerieError as error:
-        logging.getLogger("aerie.worker").error("%s", error.text())
+        log.error("%s", error.text())
         return 1
     finally:
         traces.close()

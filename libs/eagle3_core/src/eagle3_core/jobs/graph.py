@@ -15,7 +15,9 @@ from eagle3_core.digests import digest_json
 from eagle3_core.jobs.spec import JobSpec
 
 StageName = Literal["prepare", "canary", "generate", "extract", "vocab", "train", "evaluate", "package"]
-Queue = Literal["prep", "extract", "train", "evaluate"]
+Queue = Literal["prep", "extract", "train", "evaluate", "extract-sglang", "evaluate-sglang"]
+ON_SGLANG: Mapping[Queue, Queue] = {"extract": "extract-sglang", "evaluate": "evaluate-sglang"}
+"""Where units of a queue wait that need SGLang. A worker that has it serves these beside the queues that it is told to."""
 
 
 SERVING = ("endpoint", "tensor_parallel", "engine")
@@ -86,6 +88,11 @@ class Slice:
 def stages_of(spec: JobSpec) -> tuple[Stage, ...]:
     """The stages that `spec` runs, in order."""
     return tuple(s for s in STAGES.values() if s.name != "generate" or spec.data.regenerate.enabled)
+
+
+def queue_of(stage: Stage, spec: JobSpec) -> Queue:
+    """Where the units of `stage` wait in a job of `spec`: those that need SGLang, for a worker that has it."""
+    return ON_SGLANG.get(stage.queue, stage.queue) if spec.verifier.backend == "sglang" else stage.queue
 
 
 def reads_of(stage: Stage, spec: JobSpec) -> tuple[StageName, ...]:

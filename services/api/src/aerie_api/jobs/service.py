@@ -31,7 +31,7 @@ from aerie_api.tables import Job as JobRow
 from aerie_api.tenants.repository import AuditRepository, TenantRepository, UsageRepository
 from eagle3_core.data.sources import roots_of
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.graph import STAGES, reads_of
+from eagle3_core.jobs.graph import STAGES, queue_of, reads_of
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.jobs.states import IllegalMove, JobStatus, UnitState
 from eagle3_core.telemetry import logs, traces
@@ -177,8 +177,8 @@ class JobService:
             forecast = self._planner.forecast(session, self._tenant, spec, looked.sources)
         stages = [
             PlannedStage(
-                name=f.name, queue=STAGES[f.name].queue, reads=list(reads_of(STAGES[f.name], spec)), units=f.units,
-                reused_units=f.reused,
+                name=f.name, queue=queue_of(STAGES[f.name], spec), reads=list(reads_of(STAGES[f.name], spec)),
+                units=f.units, reused_units=f.reused,
             )
             for f in forecast
         ]  # fmt: skip

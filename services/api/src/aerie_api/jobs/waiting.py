@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 from aerie_api.leases.turns import Quota
 from aerie_api.tables import Job, Unit
+from eagle3_core.jobs.graph import ON_SGLANG
 from eagle3_core.jobs.states import JobStatus, UnitState
+
+GET_ENGINE = (
+    "run `make setup-sglang` on a worker's machine, or let the worker's AERIE_SGLANG_PYTHON name an interpreter that has it,"
+    " and start the worker again"
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,13 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
 
 
 def _nobody(unit: Unit, fleet: Fleet) -> str:
-    if not fleet.serving and not fleet.aside:  # as in the first seconds of a house
+    engine = unit.queue in ON_SGLANG.values()
+    if not fleet.serving and not fleet.aside and not engine:  # as in the first seconds of a house
         return "no worker is there yet; those that `aerie up` starts take some seconds, elsewhere start one"
-    need = f"no worker serves queue {unit.queue!r}, which {unit.stage} needs"
+    need = f"no worker{' with SGLang' * engine} serves queue {unit.queue!r}, which {unit.stage} needs"
     if aside := fleet.aside.get(unit.queue):
         names = ", ".join(sorted(aside)[:3]) + (", ..." if len(aside) > 3 else "")
         return f"{need}: {names} set aside after failing unit after unit; GET /workers says why"
+    if engine:
+        return f"{need}; {GET_ENGINE}"
     return f"{need}; start one with `aerie up`"

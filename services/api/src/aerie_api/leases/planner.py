@@ -26,7 +26,17 @@ from aerie_api.leases.spells import ran_s
 from aerie_api.metrics import LENGTH, STAGE_SECONDS, once_committed
 from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.graph import STAGES, Slice, StageName, reads_of, slices, stages_of, unit_inputs, unit_key
+from eagle3_core.jobs.graph import (
+    STAGES,
+    Slice,
+    StageName,
+    queue_of,
+    reads_of,
+    slices,
+    stages_of,
+    unit_inputs,
+    unit_key,
+)
 from eagle3_core.jobs.room import check_room, need_of_stage
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
@@ -86,9 +96,10 @@ class Planner:
     def new_stages(self, job: Job, spec: JobSpec) -> list[StageRow]:
         """The stage rows of a new job."""
         return [
-            StageRow(job_id=job.id, tenant=job.tenant, name=s.name, position=i, queue=s.queue, state=UnitState.PENDING)
+            StageRow(job_id=job.id, tenant=job.tenant, name=s.name, position=i, queue=queue_of(s, spec),
+                     state=UnitState.PENDING)
             for i, s in enumerate(stages_of(spec))
-        ]
+        ]  # fmt: skip
 
     def advance(self, session: Session, job: Job) -> None:
         """Move `job` on as far as finished and known units carry it. A stage that cannot be planned fails the job."""
