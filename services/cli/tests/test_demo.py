@@ -1,12 +1,15 @@
 """The demo's own parts: the job it makes, the name it finds, what it downloads, the report it writes."""
 
 import json
+import sys
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from aerie_cli import demo
 from aerie_cli.client import Api
+from aerie_cli.main import app
 
 
 class Store:
@@ -123,3 +126,15 @@ def test_outside_a_checkout_the_demo_says_so(monkeypatch, tmp_path):
         demo.checkout()
 
     assert "aerie submit" in refused.value.remedy
+
+
+def test_a_demo_on_sglang_where_there_is_none_ends_before_anything_is_made(monkeypatch, tmp_path):
+    monkeypatch.setenv("AERIE_SGLANG_PYTHON", sys.executable)  # asked for real: it has none
+    monkeypatch.chdir(tmp_path)
+
+    ended = CliRunner().invoke(app, ["demo", "--backend", "sglang"])
+
+    assert ended.exit_code != 0
+    assert "has no SGLang" in ended.output
+    assert "make setup-sglang" in ended.output
+    assert list(tmp_path.iterdir()) == []

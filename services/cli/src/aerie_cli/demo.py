@@ -30,6 +30,7 @@ from aerie_cli.testimony import read_server, tail
 from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
 from eagle3_core import strict_json
+from eagle3_core.engine.settings import read_settings, require_engine
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.folders import cache_folder
 from eagle3_core.jobs.refusals import Unreachable
@@ -86,6 +87,8 @@ def demo(
 ) -> int:
     """Train and measure a drafter for a small real model. Exit status 0 only if its verdict is pass (3 if it is fail)."""
     started = time.monotonic()
+    if backend is Backend.SGLANG:
+        require_engine(read_settings())  # else the job would wait for a worker that has it
     example, home = checkout() / EXAMPLE, folder.absolute() / "demo"
     home.mkdir(parents=True, exist_ok=True)
     job = make_job(
