@@ -7,10 +7,14 @@ spawned as the engine does it, and whose queue holds one sample: every capture w
 from __future__ import annotations
 
 import random
+import resource
 import socket
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import AUX_LAYERS, SPAWNED, Launch, capture_to
@@ -21,6 +25,7 @@ from aerie_verifier.writer import SinkFailed
 from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
+from eagle3_core.objects.protocol import StoreFull
 from eagle3_core.verifier.receipt import prompt_digest
 
 PROMPTS, SHORTEST, LONGEST, IN_FLIGHT, VOCAB = 50, 5, 600, 8, 320
@@ -107,6 +112,30 @@ def test_a_sink_that_cannot_be_written_is_told_to_the_request_and_later_ones_are
     (sink / "captures").unlink()
     aside.rename(sink / "captures")
     assert server.capture(list(range(10, 90))).tokens == 80
+
+
+@contextmanager
+def no_file_longer_than(server: Server, size: int) -> Generator[None]:
+    """Within the block the kernel lets no process of `server` but its first write further than `size` bytes into a file."""
+    processes = [process.pid for process in psutil.Process(server.pid).children(recursive=True)]
+    before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in processes}
+    for pid, (_, hard) in before.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+    yield
+    for pid, limits in before.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_sink_without_room_is_told_to_the_request_leaves_no_part_behind_and_later_ones_are_captured(
+    server: Server, sink: Path
+) -> None:
+    before = set(sink.rglob("*"))
+
+    with no_file_longer_than(server, 50_000), pytest.raises(StoreFull, match="no room for captures/"):
+        server.capture(list(range(10, 210)))
+
+    assert set(sink.rglob("*")) == before
+    assert server.capture(list(range(10, 210))).size > 50_000
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing_waiting(server: Server) -> None:

@@ -156,6 +156,15 @@ def test_an_engine_that_returns_fewer_states_than_tokens_is_stopped() -> None:
         capture().gather(None, batch(request("a", 5), starts=[0]), result(4, [5]))
 
 
+@pytest.mark.parametrize("kept", [None, 3], ids=["none at all", "fewer"])
+def test_an_engine_that_keeps_fewer_final_states_than_auxiliary_ones_is_stopped(kept: int | None) -> None:
+    made = result(4, [4])
+    made.logits_output.last_hidden_states = None if kept is None else made.logits_output.last_hidden_states[:kept]
+
+    with pytest.raises(CaptureMisconfigured, match="no final states beside the auxiliary ones"):
+        capture().gather(None, batch(request("a", 4), starts=[0]), made)
+
+
 def test_a_rank_that_writes_nothing_copies_nothing() -> None:
     made = result(4, [4])
 
