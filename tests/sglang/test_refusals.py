@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import CPU_ARGS, SPAWNED, capture_to, cpu_server
 
-from eagle3_core.engine.client import ServerFailed
+from eagle3_core.engine.refusals import ServerFailed
 
 
 def test_a_server_that_is_told_other_layers_ends_with_both_lists(verifier: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from eagle3_core.engine import client as client_module
-from eagle3_core.engine.client import Client, RequestRefused, ServerBusy, ServerFailed
+from eagle3_core.engine.client import Client
 from eagle3_core.engine.concurrency import Concurrency
+from eagle3_core.engine.refusals import RequestRefused, ServerBusy, ServerFailed
 from eagle3_core.errors import AerieError
 
 

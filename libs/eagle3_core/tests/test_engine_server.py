@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eagle3_core.engine.client import ServerFailed
 from eagle3_core.engine.config import ServerConfig, arguments
+from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.server import Server
 from eagle3_core.verifier.layers import LayerChoice
 

@@ -1,8 +1,9 @@
 """A job's data sets as two token sets: what to train on and what to measure with.
 
-Files are read twice, once to count what is usable and once to tokenise what was drawn, so that memory holds tokens and
-never text. Sources are interleaved, so that every slice sees the whole mix; prompts that are held out are taken away from
-training, and a prompt that the verifier will answer is asked once: greedy answers to the same prompt are the same.
+Files are read twice, once to count what is usable and once to tokenise what was drawn, so that memory holds tokens and no
+text (a job that asks a server by messages keeps those of its prompts, compressed). Sources are interleaved, so that every
+slice sees the whole mix; prompts that are held out are taken away from training, and a prompt that the verifier will answer
+is asked once: greedy answers to the same prompt are the same.
 
 Shapes: T tokens of one sample.
 """
@@ -100,8 +101,8 @@ def training_samples(
     sampler: Sampler,
     held_out: frozenset[bytes],
     progress: Callable[[int, int], None] = no_progress,
-) -> tuple[TokenSet, dict[str, int]]:
-    """The samples to train on, and how many lines were dropped by reason.
+) -> tuple[TokenSet, dict[str, int], list[bytes]]:
+    """The samples to train on, how many lines were dropped by reason, and the conversations if `sampler` keeps them.
 
     `held_out` are the keys of the prompts that will measure the drafter (`overlap`); `progress` is told (done, total) and
     may raise to stop. Raises DatasetFault, DataTooShort, DataAllMasked, HeldOutOverlap, EncodingTooCostly.
@@ -127,7 +128,8 @@ def training_samples(
             remedy="keep some prompts apart: an acceptance length on training prompts says nothing",
             pointer="/evaluation/prompts",
         )
-    return _token_set(kept), dict(sorted(dropped.items()))
+    messages = [sample.messages for sample in kept] if sampler.keep_messages else []
+    return _token_set(kept), dict(sorted(dropped.items())), messages
 
 
 def _tokenise(

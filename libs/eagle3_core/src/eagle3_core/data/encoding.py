@@ -50,20 +50,20 @@ class ChatEncoder:
     """In this process."""
 
     def __init__(self, chat: Chat) -> None:
-        self._chat = chat
+        self.chat = chat
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """See Encoder."""
         self._refuse_control(messages)
-        return self._chat.prompt(messages)
+        return self.chat.prompt(messages)
 
     def answered(self, messages: Sequence[Message], limit: int) -> Masked:
         """See Encoder."""
         self._refuse_control(messages)
-        return supervise(self._chat, messages, limit)
+        return supervise(self.chat, messages, limit)
 
     def _refuse_control(self, messages: Sequence[Message]) -> None:
-        if (token := self._chat.control_text(messages)) is not None:
+        if (token := self.chat.control_text(messages)) is not None:
             raise ControlText(f"a turn spells the control token {token}")
 
 
@@ -99,6 +99,15 @@ class ConfinedEncoder:
         """See Encoder. Raises like `prompt`."""
         return Masked(**self._ask({"messages": list(messages), "limit": limit}))
 
+    def tokens_of(self, text: str) -> tuple[list[int], str]:
+        """Token ids of a text that no template made, control tokens recognised, and the text that they give again."""
+        answer = self._ask({"text": text})
+        return answer["input_ids"], answer["text"]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """What token ids spell, control tokens included."""
+        return str(self._ask({"ids": list(ids)})["text"])
+
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = self._process.ask({**request, "name": self._name})
@@ -127,9 +136,9 @@ _known: dict[str, ChatEncoder] = {}
 
 
 def confined(request: Any, say: Say) -> Any:
-    """The service of ConfinedEncoder's process: tokens of one conversation."""
+    """The service of ConfinedEncoder's process: tokens of one conversation, of a text, or a text of tokens."""
     say("a conversation", POINTER)
-    name, messages = request["name"], request["messages"]
+    name = request["name"]
     if (chat := request.get("chat")) is not None:
         _known.clear()
         _known[name] = ChatEncoder(
@@ -139,10 +148,16 @@ def confined(request: Any, say: Say) -> Any:
         )
     if name not in _known:
         return {"unknown": name}
+    chosen = _known[name]
+    if "text" in request:
+        ids = chosen.chat.encode(request["text"])
+        return {"input_ids": ids, "text": chosen.chat.decode(ids)}
+    if "ids" in request:
+        return {"text": chosen.chat.decode(request["ids"])}
     try:
         if "limit" in request:
-            return vars(_known[name].answered(messages, request["limit"]))
-        return {"input_ids": _known[name].prompt(messages)}
+            return vars(chosen.answered(request["messages"], request["limit"]))
+        return {"input_ids": chosen.prompt(request["messages"])}
     except TemplateRefusal as error:
         return {"refused": str(error)}
     except ControlText as error:

@@ -7,8 +7,10 @@ answers are the data's own, a sample is the whole conversation with its mask. He
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from zlib import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +70,8 @@ class Sample:
     """Keys of the prompts that it answers or asks (`overlap`), by their text."""
     token_prompts: tuple[bytes, ...]
     """The same by their tokens; answers that are not supervised have none."""
+    messages: bytes = b""
+    """The conversation that `input_ids` are made of, as compressed JSON; empty unless the sampler keeps it."""
 
 
 @dataclass
@@ -76,6 +80,8 @@ class Sampler:
 
     encoder: Encoder
     limit: int
+    keep_messages: bool = False
+    """Whether samples carry the conversation of a prompt beside its tokens."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Conversations that made no sample, by reason."""
     examples: dict[str, str] = field(default_factory=dict[str, str])
@@ -101,7 +107,8 @@ class Sampler:
             raise self._drop(TEMPLATE, str(error)) from None
         if len(tokens) + MIN_ANSWER_TOKENS > self.limit:
             raise self._too_long(len(tokens), f"a prompt of {len(tokens)} tokens leaves no room for an answer")
-        return _sample(conversation, tokens, [0] * len(tokens))
+        sample = _sample(conversation, tokens, [0] * len(tokens))
+        return replace(sample, messages=compress(json.dumps(messages).encode(), 1)) if self.keep_messages else sample
 
     def answered(self, conversation: Conversation) -> Sample:
         """The whole conversation with its answers supervised, cut at the limit. Raises Dropped."""

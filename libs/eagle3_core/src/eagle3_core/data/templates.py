@@ -174,6 +174,10 @@ class Chat:
         """Token ids of rendered text. Raises VerifierTokenizer."""
         return self.encoding(text).ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """What `ids` spell, control tokens included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that waits for the assistant. Raises TemplateRefusal."""
         return self.encode(self.template.render(messages, generation_prompt=True))

@@ -1,8 +1,10 @@
-"""Speaks to an SGLang server: one request, or many in flight whose answers come as they are ready.
+"""Speaks to a server that runs the verifier: one request, or many in flight whose answers come as they are ready.
 
-Token ids go in and token ids come out; text would be tokenised again on the way, and not always to the same ids.
-A request that the server turns away, or that fails for a reason that can pass, is sent again a few times; what else goes
-wrong ends the whole, with the server's own words.
+A request that the server turns away, or that fails for a reason that can pass, is sent again a few times, later by a
+random share each time, so that those turned away together do not come back together; a server that says when to come back
+(`Retry-After`) is left alone until then. What else goes wrong ends the whole, with the server's own words. No redirect is
+followed: the address is one that the operator allowed, and where it points to is not. A key goes into one header of each
+request and into no error.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import heapq
 import http.client
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,51 +22,31 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
+from eagle3_core.addresses import require_no_metadata_service
 from eagle3_core.engine.concurrency import Concurrency
+from eagle3_core.engine.refusals import ServerBusy, ServerFailed, answered_error
 from eagle3_core.errors import AerieError
+from eagle3_core.telemetry.secrets import hide
 
 ANSWER_S = 3600.0
 """Longest time that an answer may take: one of 32k tokens at 10 tokens a second, the slowest that is still of use."""
 STATUS_S = 30.0
+"""Longest time that a server may take to take a connection, or to say how it is."""
+MOST_ANSWER_BYTES = 256 << 20
 TRIES = 5
+"""How often a request is sent. One that is turned away while others are answered waits for its turn, and does not count."""
+MOST_PAUSE_S = 600.0
+"""A server that wants to be left alone for longer is left to a later attempt of the unit."""
 PAUSE_S = 0.5
 """Before the second try; doubled before each further one."""
 LOOK_S = 0.5
 """How often a wait for answers looks whether to go on."""
-BUSY = frozenset({429, 503})
-"""Statuses by which a server says that it has too much to do."""
 
 
-class ServerFailed(AerieError):
-    """The verifier's server did not start, or ended, or answers what it should not."""
-
-    code, status, retryable = "verifier.server", 502, True
-
-
-class ServerBusy(AerieError):
-    """The verifier's server turned a request away."""
-
-    code, status, retryable = "verifier.busy", 503, True
-
-
-class RequestRefused(ServerFailed):
-    """The verifier's server does not take a request as it is."""
-
-    code, status, retryable = "verifier.request", 502, False
-
-
-def answered_error(status: int, body: bytes) -> AerieError:
-    """The error that a server answered with: the plug-in's own where the message holds one."""
-    text = body.decode(errors="replace")
-    if status in BUSY:
-        return ServerBusy(f"the server answered {status}: {text[:500]}", remedy="send fewer requests at a time")
-    try:
-        document = json.loads(text)
-        message = document.get("message") or (document.get("error") or {}).get("message") or document.get("detail")
-        return AerieError.from_problem(json.loads(message))
-    except (ValueError, TypeError, AttributeError):
-        kind = RequestRefused if 400 <= status < 500 else ServerFailed
-        return kind(f"the server answered {status}: {text[:500]}", remedy="mend the request, or the server")
+def pause_s(error: AerieError, tries: int) -> float:
+    """How long to wait before a request is sent again that failed by `error` for the `tries`-th time in a row."""
+    asked = float(error.context.get("retry_after_s") or 0.0)
+    return asked + PAUSE_S * 2 ** (tries - 1) * random.uniform(0.5, 1.5)  # noqa: S311 - spreads load, keeps no secret
 
 
 @dataclass
@@ -100,21 +83,30 @@ class Connections:
 class Client:
     """A server at an address."""
 
-    def __init__(self, url: str, answer_s: float = ANSWER_S) -> None:
-        """`url` like http://host:port; a path in it is put before every path that is asked."""
+    def __init__(
+        self, url: str, answer_s: float = ANSWER_S, *, key: str = "", failed: type[ServerFailed] = ServerFailed
+    ) -> None:
+        """`url` like http://host:port; a path in it is put before every path that is asked.
+
+        `key` opens the server (`Authorization: Bearer`); `failed` is what a server that gives no answer raises.
+        """
         parts = urlsplit(url)
         self.url, self._prefix, self._answer_s = url.rstrip("/"), parts.path.rstrip("/"), answer_s
         self._host, self._port = parts.hostname or "", parts.port
-        self._secure = parts.scheme == "https"
+        self._secure, self._key, self._failed = parts.scheme == "https", key, failed
 
     def _connection(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=self._answer_s)
+        return kind(self._host, self._port, timeout=min(STATUS_S, self._answer_s))
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        connection.connect()
+        require_no_metadata_service(self.url, connection.sock)
+        connection.sock.settimeout(self._answer_s)
 
     def status(self, path: str) -> int | None:
         """The status with which a GET is answered; None where nobody answers within a few seconds."""
         connection = self._connection()
-        connection.timeout = STATUS_S
         try:
             connection.request("GET", self._prefix + path)
             with connection.getresponse() as answer:  # an answer that is not closed keeps its socket
@@ -136,20 +128,46 @@ class Client:
         connection = self._connection()
         open_now.add(connection)
         try:
+            self._connect(connection)
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", "Accept": "application/json"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
+            connection.request(method, self._prefix + path, data, headers)
             with connection.getresponse() as answer:
-                said = answer.read()
+                said = answer.read(MOST_ANSWER_BYTES + 1)
+            if len(said) > MOST_ANSWER_BYTES:
+                raise ValueError(f"more than {MOST_ANSWER_BYTES} bytes")
             if answer.status != 200:
-                raise answered_error(answer.status, said)
+                raise self._without_key(answered_error(self.url, answer, said))
             return json.loads(said)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ServerFailed(
+            raise self._failed(
                 f"{self.url}{path} got no answer: {type(error).__name__}: {error}",
                 remedy="see whether the server still runs, and its log",
             ) from None
         finally:
             open_now.drop(connection)
+
+    def _without_key(self, error: AerieError) -> AerieError:
+        """`error` as the server said it, should it have repeated the key."""
+        error.detail = hide(error.detail, [self._key])
+        error.args = (error.detail,)
+        return error
+
+    def patiently(self, ask: Callable[[], Any], check: Callable[[], None]) -> Any:
+        """What `ask` gives, tried again as `each` does. `check` raises to stop waiting."""
+        for tries in range(1, TRIES + 1):
+            try:
+                return ask()
+            except AerieError as error:
+                if not error.retryable or tries == TRIES or (pause := pause_s(error, tries)) > MOST_PAUSE_S:
+                    raise
+                until = time.monotonic() + pause
+                while (left := until - time.monotonic()) > 0:
+                    check()
+                    time.sleep(min(left, LOOK_S))
+        raise AssertionError
 
     def each(
         self,
@@ -187,6 +205,9 @@ class _Flight:
         self._pace = pace
         self._due = [(0.0, i) for i in range(len(bodies))]  # a heap already: equal times, rising places
         self._tries = [0] * len(bodies)
+        self._answered_at = [0] * len(bodies)
+        """How many answers had come when each was last turned away."""
+        self._answered, self._quiet_until = 0, 0.0
         self._heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._connections = Connections()
         self._flying = 0
@@ -199,7 +220,7 @@ class _Flight:
     def step(self) -> Iterator[tuple[int, Any]]:
         """Send what may be sent, then wait a moment for an answer."""
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now and self._flying < self._pace.limit:
+        while self._due and max(self._due[0][0], self._quiet_until) <= now and self._flying < self._pace.limit:
             _, place = heapq.heappop(self._due)
             self._flying += 1
             threading.Thread(target=self._ask, args=(place,), name=f"ask-{place}", daemon=True).start()
@@ -211,8 +232,8 @@ class _Flight:
         if isinstance(heard, AerieError):
             self._again(place, heard)
         else:
-            meta = heard.get("meta_info") or {}
-            self._pace.answered(int(meta.get("prompt_tokens") or 0) + int(meta.get("completion_tokens") or 0))
+            self._answered += 1
+            self._pace.answered(_tokens_of(heard))
             yield place, heard
 
     def _ask(self, place: int) -> None:
@@ -225,13 +246,28 @@ class _Flight:
 
     def _again(self, place: int, error: AerieError) -> None:
         """Put a request that failed back, or raise why it failed."""
+        busy = isinstance(error, ServerBusy)
+        if busy and self._answered > self._answered_at[place]:
+            self._tries[place] = 0
+        self._answered_at[place] = self._answered
         self._tries[place] += 1
         if not error.retryable or self._tries[place] >= TRIES:
             raise error
-        if isinstance(error, ServerBusy):
+        if (pause := pause_s(error, self._tries[place])) > MOST_PAUSE_S:
+            raise error
+        now = time.monotonic()
+        if busy:
             self._pace.refused()
-        heapq.heappush(self._due, (time.monotonic() + PAUSE_S * 2 ** (self._tries[place] - 1), place))
+            self._quiet_until = max(self._quiet_until, now + float(error.context.get("retry_after_s") or 0.0))
+        heapq.heappush(self._due, (now + pause, place))
 
     def abandon(self) -> None:
         """Break off what is in flight."""
         self._connections.close()
+
+
+def _tokens_of(answer: Any) -> int:
+    """Tokens that an answer cost, by SGLang's count or OpenAI's; 0 where it does not say."""
+    counts = (answer.get("meta_info") or answer.get("usage") or {}) if isinstance(answer, dict) else {}
+    said = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    return sum(count for count in said if isinstance(count, int))

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from eagle3_core.engine.capture import capture_request, receipt_of
-from eagle3_core.engine.client import Client, ServerFailed
+from eagle3_core.engine.client import Client
 from eagle3_core.engine.config import CAPTURE_VARIABLE, TRAFFIC_VARIABLE, CaptureConfig, ServerConfig, arguments
+from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.settings import EngineSettings
 from eagle3_core.objects.location import store_at
 from eagle3_core.verifier.receipt import Receipt

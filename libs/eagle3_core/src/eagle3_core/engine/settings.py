@@ -8,7 +8,8 @@ any program of this machine. Whether the engine is there is asked before anythin
     AERIE_SGLANG_ENV        further environment variables of the server: a JSON object of strings
     AERIE_SGLANG_ARGS       further arguments of SGLang, as a shell would split them
     AERIE_SGLANG_START_S    longest time until a server serves, in seconds (1800)
-    AERIE_SGLANG_ENDPOINTS  running servers that jobs may name in `verifier.endpoint`, separated by spaces
+
+Servers that others run are `engine.allowed`'s.
 """
 
 from __future__ import annotations
@@ -55,12 +56,6 @@ class EngineMissing(AerieError):
     code, status = "engine.missing", 409
 
 
-class EndpointNotAllowed(AerieError):
-    """The job names a server that the operator does not list."""
-
-    code, status = "engine.endpoint", 422
-
-
 class EngineSettings(EngineConfig):
     """SGLang on this machine."""
 
@@ -70,7 +65,6 @@ class EngineSettings(EngineConfig):
     """What the server's environment holds beside this process's own."""
     args: tuple[str, ...] = ()
     start_s: float = 1800.0
-    endpoints: tuple[str, ...] = ()
     scratch: Path
     """Folder for logs of servers and for states on their way."""
 
@@ -87,7 +81,6 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> EngineSettings
         environment=_variables(environment.get("AERIE_SGLANG_ENV", "")),
         args=_words(environment.get("AERIE_SGLANG_ARGS", "")),
         start_s=_seconds(environment.get("AERIE_SGLANG_START_S", "")),
-        endpoints=tuple(url.rstrip("/") for url in environment.get("AERIE_SGLANG_ENDPOINTS", "").split()),
         scratch=Path(environment.get("AERIE_SCRATCH") or tempfile.gettempdir()),
     )
 
@@ -147,22 +140,9 @@ def require_engine(settings: EngineSettings) -> str:
     return str(version)
 
 
-def require_allowed(endpoint: str, settings: EngineSettings) -> str:
-    """`endpoint` without a trailing slash, if the operator lists it. Raises EndpointNotAllowed."""
-    if (url := endpoint.rstrip("/")) not in settings.endpoints:
-        raise EndpointNotAllowed(
-            f"{endpoint} is none of the servers that the operator lists ({', '.join(settings.endpoints) or 'none'})",
-            remedy="have the operator list it in AERIE_SGLANG_ENDPOINTS, or leave verifier.endpoint out",
-            pointer="/verifier/endpoint",
-        )
-    return url
-
-
 def require_backend(spec: VerifierSpec, settings: EngineSettings) -> None:
-    """Raise EngineMissing or EndpointNotAllowed unless this machine can run the verifier on the engine that `spec` names."""
+    """Raise EngineMissing unless this machine can run the verifier on the engine that `spec` names."""
     if spec.backend == "sglang":
-        if spec.endpoint is not None:
-            require_allowed(spec.endpoint, settings)
         require_engine(settings)
 
 

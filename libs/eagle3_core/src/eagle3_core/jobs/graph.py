@@ -24,6 +24,10 @@ SERVING = ("endpoint", "tensor_parallel", "engine")
 """Fields of the verifier that say how an engine serves it, for the stages that serve nothing."""
 
 
+PACE = ("key", "timeout_s", "in_flight")
+"""Fields of a server's address that do not change what it answers."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage: `reads` names the stages whose manifests it gets, `sections` the parts of the job it depends on."""
@@ -45,21 +49,22 @@ STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
         # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
-        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 3,
-              drops={"verifier": ("backend", "device", *SERVING), "extraction": ("codec", "shard_bytes"),
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 4,
+              drops={"verifier": ("backend", "device", *SERVING), "extraction": ("codec", "shard_bytes", "endpoint"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "speed_in_flight", "gate"),
                      "data": ("val_ratio", "unit_samples")}),
-        Stage("canary", "extract", ("prepare",), ("verifier", "data", "extraction", "vocab", "training", "evaluation"), 1,
+        Stage("canary", "extract", ("prepare",), ("verifier", "data", "extraction", "vocab", "training", "evaluation"), 2,
               drops={"training": ("epochs", "max_steps", "checkpoint_every_steps", "keep_checkpoints", "threads",
                                   "num_workers"),
                      "evaluation": ("prompts", "max_prompts", "unit_prompts", "gate", "max_new_tokens",
                                     "speed_in_flight"),
                      "data": ("unit_samples", "bad_rows_limit")}),
-        Stage("generate", "extract", ("prepare",), ("verifier", "data"), 2, fans_out=True,
-              drops={"verifier": ("engine",), "data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
-        Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 2, fans_out=True,
-              drops={"verifier": ("engine", "endpoint")}),
+        Stage("generate", "extract", ("prepare",), ("verifier", "data"), 3, fans_out=True,
+              drops={"verifier": ("engine", *(f"endpoint.{name}" for name in PACE)),
+                     "data": ("val_ratio", "bad_rows_limit", "max_samples", "unit_samples")}),
+        Stage("extract", "extract", ("prepare", "generate"), ("verifier", "extraction"), 3, fans_out=True,
+              drops={"verifier": ("engine", "endpoint"), "extraction": tuple(f"endpoint.{name}" for name in PACE)}),
         Stage("vocab", "prep", ("prepare", "generate"), ("verifier", "vocab"), 4,
               drops={"verifier": ("dtype", "backend", "device", "revision", *SERVING)}),
         Stage("train", "train", ("extract", "vocab"), ("verifier", "data", "training"), 4,
@@ -131,6 +136,15 @@ def unit_inputs(
     return chosen
 
 
+def _without(section: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """`section` without the fields `names`; `outer.inner` leaves out a field of a field."""
+    kept = {name: value for name, value in section.items() if name not in names}
+    for outer, _, inner in (name.partition(".") for name in names):
+        if inner and isinstance(kept.get(outer), dict):
+            kept[outer] = _without(kept[outer], (inner,))
+    return kept
+
+
 def unit_key(
     stage: StageName,
     spec: JobSpec,
@@ -150,7 +164,7 @@ def unit_key(
     for section in entry.sections:
         value = document[section]
         if isinstance(value, dict):
-            value = {k: v for k, v in value.items() if k not in entry.drops.get(section, ())}  # type: ignore[reportUnknownVariableType]
+            value = _without(value, entry.drops.get(section, ()))  # type: ignore[reportUnknownArgumentType]
         config[section] = value
     if entry.names:
         config["name"] = spec.name

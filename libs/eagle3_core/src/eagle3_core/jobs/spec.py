@@ -17,13 +17,21 @@ from eagle3_core.faults import headline, own_faults, sentence
 from eagle3_core.jobs.sections.base import Section, inconsistent
 from eagle3_core.jobs.sections.evaluation import Evaluation, Gate
 from eagle3_core.jobs.sections.resources import Resources, StageResources
-from eagle3_core.jobs.sections.sources import Data, DatasetSpec, EngineTuning, Regenerate, VerifierSpec
+from eagle3_core.jobs.sections.sources import (
+    Data,
+    DatasetSpec,
+    Endpoint,
+    EngineTuning,
+    Regenerate,
+    ServerAddress,
+    VerifierSpec,
+)
 from eagle3_core.jobs.sections.states import Extraction, Vocab
 from eagle3_core.jobs.sections.training import Training
 
 __all__ = [
-    "Data", "DatasetSpec", "EngineTuning", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources", "Section",
-    "StageResources", "Training", "VerifierSpec", "Vocab", "parse_job",
+    "Data", "DatasetSpec", "Endpoint", "EngineTuning", "Evaluation", "Extraction", "Gate", "JobSpec", "Regenerate", "Resources",
+    "Section", "ServerAddress", "StageResources", "Training", "VerifierSpec", "Vocab", "parse_job",
 ]  # fmt: skip
 
 MAX_FAULTS = 50
@@ -67,25 +75,20 @@ class JobSpec(Section):
         return NEAR_TIE_LOGIT_GAP[self.verifier.dtype] if asked is None else asked
 
     @model_validator(mode="after")
+    def _answers_can_be_had(self) -> JobSpec:
+        for wrong, detail, place, remedy in _answer_rules(self.verifier, self.data.regenerate):
+            if wrong:
+                raise inconsistent(detail, *place.split("."), remedy=remedy)
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
-        training, regenerate, backend = self.training, self.data.regenerate, self.verifier.backend
+        training = self.training
         if (cut := training.max_seq_len) is not None and cut > self.data.max_seq_len:
             raise inconsistent(
                 f"training.max_seq_len is {cut}: it may only be smaller than data.max_seq_len, {self.data.max_seq_len}",
                 "training", "max_seq_len",
                 remedy=f"lower training.max_seq_len to {self.data.max_seq_len}, or raise data.max_seq_len to {cut}",
-            )  # fmt: skip
-        if regenerate.temperature > 0 and backend != "sglang":
-            raise inconsistent(
-                f"data.regenerate.temperature above 0 needs verifier.backend sglang, and it is {backend}",
-                "data", "regenerate", "temperature",
-                remedy="set data.regenerate.temperature to 0, or verifier.backend to sglang",
-            )  # fmt: skip
-        if regenerate.top_p < 1 and regenerate.temperature == 0:
-            raise inconsistent(
-                "data.regenerate.top_p is for sampled answers, and data.regenerate.temperature is 0",
-                "data", "regenerate", "top_p",
-                remedy="leave data.regenerate.top_p out, or set a data.regenerate.temperature above 0",
             )  # fmt: skip
         if training.gpus is not None and self.verifier.device == "cpu":
             raise inconsistent(
@@ -93,6 +96,40 @@ class JobSpec(Section):
                 remedy="leave training.gpus out, or set verifier.device to auto or cuda",
             )  # fmt: skip
         return self
+
+
+def _answer_rules(verifier: VerifierSpec, regenerate: Regenerate) -> Iterable[tuple[bool, str, str, str]]:
+    """What must not be asked of who writes the answers: (whether it is, in words, the field, the remedy)."""
+    endpoint, at = verifier.endpoint, "data.regenerate"
+    yield (
+        regenerate.temperature > 0 and verifier.backend != "sglang" and endpoint is None,
+        f"{at}.temperature above 0 needs a verifier.endpoint or verifier.backend sglang, and it is {verifier.backend}",
+        f"{at}.temperature", f"set {at}.temperature to 0, or verifier.backend to sglang, or name a verifier.endpoint",
+    )  # fmt: skip
+    for name, asked in (("top_p", regenerate.top_p < 1), ("seed", regenerate.seed is not None)):
+        yield (
+            asked and regenerate.temperature == 0, f"{at}.{name} is for sampled answers, and {at}.temperature is 0",
+            f"{at}.{name}", f"leave {at}.{name} out, or set a {at}.temperature above 0",
+        )  # fmt: skip
+    yield (
+        regenerate.seed is not None and endpoint is None, f"{at}.seed needs a verifier.endpoint, and there is none",
+        f"{at}.seed", f"leave {at}.seed out, or name a verifier.endpoint",
+    )  # fmt: skip
+    yield (
+        regenerate.ask == "messages" and (endpoint is None or endpoint.api != "openai"),
+        f"{at}.ask messages needs a verifier.endpoint with api openai, and there is none", f"{at}.ask",
+        f"leave {at}.ask out, or name such an endpoint",
+    )  # fmt: skip
+    yield (
+        endpoint is not None and not regenerate.enabled,
+        f"verifier.endpoint writes answers, and {at}.enabled is false", "verifier.endpoint",
+        f"leave verifier.endpoint out, or set {at}.enabled to true",
+    )  # fmt: skip
+    yield (
+        endpoint is not None and endpoint.retokenize and endpoint.api == "sglang",
+        "verifier.endpoint.retokenize is for api openai: SGLang's own says its tokens", "verifier.endpoint.retokenize",
+        "leave verifier.endpoint.retokenize out",
+    )  # fmt: skip
 
 
 def parse_job(document: Any) -> JobSpec:

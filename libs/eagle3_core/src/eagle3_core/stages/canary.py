@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle3_core.data import conversations
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.engine.allowed import endpoints_of, read_allowed
 from eagle3_core.engine.settings import read_settings, require_backend
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import StageName, stages_of
@@ -111,6 +113,8 @@ def ten_of(samples: TokenSet) -> TokenSet:
 def canary(ctx: StageContext) -> Commit:
     """Prove on ten samples that every later stage of this job can succeed, the packaged drafter's reload included."""
     require_backend(ctx.spec.verifier, read_settings())  # what is not there should not be found out stage by stage
+    for named, pointer in endpoints_of(ctx.spec):
+        read_allowed().client(named, ctx.assignment.tenant, pointer)
     store = LocalStore(ctx.scratch / "objects")
     stages: list[StageName] = [stage.name for stage in stages_of(ctx.spec) if stage.name not in DONE_BEFORE]
     seed = _prepared(ctx, store)
@@ -157,4 +161,14 @@ def _prepared(ctx: StageContext, store: LocalStore) -> Output:
         path: Path = ctx.scratch / name
         tokens.save(path)
         writer.add_file(name, path, samples=len(tokens))
+    if any(entry.name == conversations.MESSAGES_FILE for entry in manifest.files):
+        chosen = set(train.ids)
+        whole = dict(
+            pair
+            for pair in conversations.load(ctx.fetch(manifest.file(conversations.MESSAGES_FILE)))
+            if pair[0] in chosen
+        )
+        path = ctx.scratch / conversations.MESSAGES_FILE
+        conversations.save(path, ((name, whole[name]) for name in train.ids))
+        writer.add_file(path.name, path, samples=len(train))
     return Output(stage="prepare", key=key, manifest=writer.commit(summary), result=summary)

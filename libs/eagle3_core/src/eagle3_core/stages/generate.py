@@ -1,7 +1,8 @@
 """Prompts -> the verifier's own answers, and the hidden states of that very pass where the engine keeps them.
 
 The states are committed as the output of `extract`, under the key that extract's unit has for these answers: what one
-pass computed is not computed again. An engine that keeps none (SGLang) leaves them to `extract`.
+pass computed is not computed again. An engine that keeps none (SGLang, or a server that the job names) leaves them to
+`extract`.
 """
 
 from __future__ import annotations
@@ -15,33 +16,55 @@ from eagle3_core.evaluate.ngrams import loops
 from eagle3_core.jobs.graph import Slice, unit_inputs, unit_key
 from eagle3_core.jobs.wire import Commit, ManifestRef, Output
 from eagle3_core.shards.writer import ShardWriter
+from eagle3_core.stages.answering import answering
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier
 from eagle3_core.stages.prepare import states_need
-from eagle3_core.stages.warm import reporting, warm_engine
+from eagle3_core.stages.warm import reporting
 from eagle3_core.verifier.base import Decoding, Generated, Verifier
+from eagle3_core.verifier.endpoint import EndpointAnswers
+from eagle3_core.verifier.sglang import SGLangVerifier
+from eagle3_core.verifier.transformers import TransformersVerifier
 
 ANSWERS_FILE = "answers.safetensors"
 
 
 def generate(ctx: StageContext) -> Commit:
     """Answer one slice of the training prompts; commit the answers, and their states for `extract`."""
-    unit, spec = ctx.assignment.unit, ctx.spec
+    unit = ctx.assignment.unit
     (prepared,) = ctx.manifests("prepare")
     prompts = TokenSet.load(ctx.fetch(prepared.file("train.safetensors"))).slice(unit.start, unit.stop)
-    verifier, regenerate = warm_engine(ctx), spec.data.regenerate
-    ctx.require_room(states_need(prompts, spec, verifier.identity.hidden_size))
-    shards = _shards(ctx, verifier) if verifier.keeps_states else None
+    with answering(ctx, prompts) as verifier:
+        ctx.require_room(states_need(prompts, ctx.spec, verifier.identity.hidden_size))
+        keeps = isinstance(verifier, TransformersVerifier)
+        shards = _shards(ctx, verifier) if keeps and ctx.spec.extraction.endpoint is None else None
+        started = time.monotonic()
+        answers = _answers(ctx, verifier, prompts, shards)
+        seconds = time.monotonic() - started
+        usage = _usage(ctx, verifier)
+    posted_verifier(ctx)
+    ref, result = _commit_answers(ctx, prompts, answers, usage, seconds)
+    if shards is None:
+        return ctx.done(ref, result)
+    states = commit_states(ctx, shards, _extract_key(ctx, ref), seconds)
+    return ctx.done(ref, result, [states])
+
+
+def _answers(
+    ctx: StageContext, verifier: TransformersVerifier | SGLangVerifier | EndpointAnswers, prompts: TokenSet,
+    shards: ShardWriter | None,
+) -> list[Generated]:  # fmt: skip
+    """The answers to `prompts` in their order, without states; those go into `shards`."""
+    spec, regenerate = ctx.spec, ctx.spec.data.regenerate
     how = Decoding(
         max_new_tokens=regenerate.max_new_tokens,
         batch_size=regenerate.batch_size,
         eos_ids=verifier.identity.eos_token_ids,
-        keep_states=verifier.keeps_states,
+        keep_states=shards is not None,
         max_seq_len=verifier.identity.longest(spec.data.max_seq_len),
         temperature=regenerate.temperature,
         top_p=regenerate.top_p,
     )
-    started = time.monotonic()
     answers: dict[int, Generated] = {}
     asked = [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
     for answer in verifier.generate(asked, how, reporting(ctx, len(prompts), "samples")):
@@ -50,13 +73,25 @@ def generate(ctx: StageContext) -> Commit:
             assert answer.states is not None
             shards.add(prompts.ids[index], prompts.tasks[index], answer.ids, mask_of(answer), answer.states)
         answers[index] = Generated(index, answer.ids, answer.prompt_len, answer.ended, None)
-    seconds = time.monotonic() - started
-    posted_verifier(ctx)
-    ref, result = _commit_answers(ctx, prompts, [answers[i] for i in range(len(prompts))], seconds)
-    if shards is None:
-        return ctx.done(ref, result)
-    states = commit_states(ctx, shards, _extract_key(ctx, ref), seconds)
-    return ctx.done(ref, result, [states])
+    left_out = verifier.left_out if isinstance(verifier, EndpointAnswers) else frozenset[int]()
+    return [answers[i] for i in range(len(prompts)) if i not in left_out]
+
+
+def _usage(ctx: StageContext, verifier: object) -> dict[str, int]:
+    """What a server counted, for the unit's result and its curves; nothing where no server was asked."""
+    if not isinstance(verifier, EndpointAnswers):
+        return {}
+    counts = {name: verifier.usage[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
+    for name, count in counts.items():
+        ctx.metric(f"endpoint_{name}", count, ctx.assignment.unit.stop)
+    if left := len(verifier.left_out):
+        ctx.log(
+            f"{left} answers were left out: their texts do not lead back to the tokens that were sampled", "warning"
+        )
+    return {
+        **{f"endpoint_{name}": count for name, count in counts.items()}, "retokenized": verifier.usage["retokenized"],
+        "left_out": left,
+    }  # fmt: skip
 
 
 def _shards(ctx: StageContext, verifier: Verifier) -> ShardWriter:
@@ -71,7 +106,7 @@ def mask_of(answer: Generated) -> list[int]:
 
 
 def _commit_answers(
-    ctx: StageContext, prompts: TokenSet, answers: list[Generated], seconds: float
+    ctx: StageContext, prompts: TokenSet, answers: list[Generated], usage: Mapping[str, int], seconds: float
 ) -> tuple[ManifestRef, dict[str, int]]:
     tokens = TokenSet.build((prompts.ids[a.index], prompts.tasks[a.index], a.ids, mask_of(a)) for a in answers)
     path = ctx.scratch / ANSWERS_FILE
@@ -82,6 +117,7 @@ def _commit_answers(
         "answer_tokens": tokens.supervised_tokens,
         "ended": sum(a.ended for a in answers),
         "looping": sum(loops(a.ids[a.prompt_len :]) for a in answers),
+        **usage,
     }
     writer = ctx.writer()
     writer.add_file(ANSWERS_FILE, path, samples=len(tokens), tokens=tokens.tokens)

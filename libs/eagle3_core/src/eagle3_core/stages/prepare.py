@@ -6,12 +6,15 @@ tokenizer, which come with the checkpoint, run in a confined process.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from zlib import decompress
 
 import numpy as np
 
+from eagle3_core.data import conversations
 from eagle3_core.data.corpus import Source, few_prompts, held_out_prompts, training_samples
 from eagle3_core.data.datasets import Tally
 from eagle3_core.data.encoding import LIMITS, ConfinedEncoder
@@ -39,7 +42,7 @@ class DatasetChanged(DatasetFault):
 
 
 def prepare(ctx: StageContext) -> Commit:
-    """Write `train.safetensors` and `eval.safetensors` (token sets).
+    """Write `train.safetensors` and `eval.safetensors` (token sets), and the conversations of the former where they are asked.
 
     Raises DatasetFault (`dataset.*`), DataTooShort, DataAllMasked, HeldOutOverlap, and `verifier.*`.
     """
@@ -54,15 +57,15 @@ def prepare(ctx: StageContext) -> Commit:
             eval_sources, sampler, max_prompts=spec.evaluation.max_prompts, bad_rows_limit=spec.data.bad_rows_limit
         )
         warnings = list(_eval_warnings(sampler, len(held_out), verifier))
-        sampler = Sampler(encoder, limit)
-        train, dropped = training_samples(train_sources, spec.data, sampler, keys, _reporting(ctx))
+        sampler = Sampler(encoder, limit, keep_messages=spec.data.regenerate.ask == "messages")
+        train, dropped, messages = training_samples(train_sources, spec.data, sampler, keys, _reporting(ctx))
     _check_unchanged(ctx, [*train_sources, *eval_sources])
     for tokens in (train, held_out):
         _check_ids(tokens, verifier)
     warnings += _train_warnings(sampler, dropped, verifier)
     for text in warnings:
         ctx.log(text, "warning")
-    return _commit(ctx, verifier, train, held_out, dropped, warnings)
+    return _commit(ctx, verifier, train, held_out, messages, dropped, warnings)
 
 
 def states_need(train: TokenSet, spec: JobSpec, hidden: int) -> Need:
@@ -141,8 +144,8 @@ def _train_warnings(sampler: Sampler, dropped: dict[str, int], verifier: Identit
 
 
 def _commit(
-    ctx: StageContext, verifier: Identity, train: TokenSet, held_out: TokenSet, dropped: dict[str, int],
-    warnings: list[str],
+    ctx: StageContext, verifier: Identity, train: TokenSet, held_out: TokenSet, messages: list[bytes],
+    dropped: dict[str, int], warnings: list[str],
 ) -> Commit:  # fmt: skip
     """Store both sets. The manifest says only what the samples are: neither the room they need nor which layers will be
     captured reaches the keys of later stages."""
@@ -151,6 +154,12 @@ def _commit(
         path = ctx.scratch / name
         tokens.save(path)
         writer.add_file(name, path, samples=len(tokens), tokens=tokens.tokens)
+    if messages:
+        path = ctx.scratch / conversations.MESSAGES_FILE
+        conversations.save(
+            path, ((n, json.loads(decompress(kept))) for n, kept in zip(train.ids, messages, strict=True))
+        )
+        writer.add_file(path.name, path, samples=len(train))
     summary: dict[str, Any] = {
         "samples": len(train),
         "eval_prompts": len(held_out),

@@ -43,14 +43,14 @@ def warm_verifier(ctx: StageContext) -> TransformersVerifier:
 def warm_engine(ctx: StageContext) -> TransformersVerifier | SGLangVerifier:
     """The job's verifier on the engine that the job names: what generates and captures.
 
-    Raises VerifierChanged, EngineMissing, EndpointNotAllowed, and what loading raises.
+    Raises VerifierChanged, EngineMissing, and what loading raises.
     """
     spec = ctx.spec.verifier
     if spec.backend == "transformers":
         return warm_verifier(ctx)
     identity, layers = posted_verifier(ctx), ctx.spec.extraction.aux_layers
     settings = read_settings()
-    stated = spec.model_dump(mode="json", exclude={"model"})
+    stated = spec.model_dump(mode="json", exclude={"model", "endpoint"})
     key = digest_json([identity.digest, stated, list(layers) if layers else None])
 
     def start() -> SGLangVerifier:

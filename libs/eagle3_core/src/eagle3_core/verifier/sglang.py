@@ -21,10 +21,11 @@ from safetensors.torch import load
 
 from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.capture import ReceiptWrong, capture_request, receipt_of
-from eagle3_core.engine.client import Client, ServerFailed
+from eagle3_core.engine.client import Client
 from eagle3_core.engine.config import CaptureConfig
+from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.server import Server, running_server
-from eagle3_core.engine.settings import EngineSettings, require_allowed, require_engine, server_config
+from eagle3_core.engine.settings import EngineSettings, require_engine, server_config
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, States, contract_of_run
@@ -50,7 +51,7 @@ class SGLangVerifier:
         identity: Identity,
         settings: EngineSettings,
     ) -> None:
-        """Raises EngineMissing, EndpointNotAllowed, LayerChoice.
+        """Raises EngineMissing, LayerChoice.
 
         Call it from a thread that stays: its server ends with the thread that started it.
         """
@@ -60,7 +61,6 @@ class SGLangVerifier:
         self.go_on: Callable[[], None] = lambda: None
         """Raises to stop waiting for a server."""
         self.aux_layers = resolve_layers(aux_layers, identity.num_layers)
-        self.endpoint = None if spec.endpoint is None else require_allowed(spec.endpoint, settings)
         self.engine_version = require_engine(settings)
         self._settings = settings
         settings.scratch.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class SGLangVerifier:
         bodies = [
             {"input_ids": list(prompt), "sampling_params": sampling(how, len(prompt))} for prompt in prompts
         ]  # fmt: skip
-        for place, answer in self._answers(bodies, on_progress, endpoint=self.endpoint):
+        for place, answer in self._answers(bodies, on_progress):
             yield generated(place, prompts[place], answer)
 
     def capture(
@@ -139,9 +139,7 @@ class SGLangVerifier:
         for left in list(self._sink.list("")):
             self._sink.delete(left.key)
 
-    def _answers(
-        self, bodies: Sequence[Mapping[str, Any]], on_progress: Progressed, endpoint: str | None = None
-    ) -> Iterator[tuple[int, Any]]:
+    def _answers(self, bodies: Sequence[Mapping[str, Any]], on_progress: Progressed) -> Iterator[tuple[int, Any]]:
         """The answer to each of `bodies`, once, in any order; over the deaths of some servers."""
         left = dict(enumerate(bodies))
         tokens = deaths = 0
@@ -150,17 +148,16 @@ class SGLangVerifier:
             on_progress(done=len(bodies) - len(left), tokens=tokens)
 
         while left:
-            server = None if endpoint else self.server()
-            client = Client(endpoint) if endpoint else self.server().client
+            server = self.server()
             try:
-                for place, answer in ask(client, server, left, self.spec.engine.in_flight, report):
+                for place, answer in ask(server.client, server, left, self.spec.engine.in_flight, report):
                     del left[place]
                     meta = answer["meta_info"]
                     tokens += int(meta["prompt_tokens"]) + int(meta["completion_tokens"])
                     yield place, answer
                     report()
             except ServerFailed as error:
-                if server is None or server.alive or deaths == RESTARTS:
+                if server.alive or deaths == RESTARTS:
                     raise
                 deaths += 1
                 self.say(f"{error.detail.splitlines()[0]}; {len(left)} of {len(bodies)} requests are asked again")
@@ -191,13 +188,12 @@ class SGLangVerifier:
 
 
 def ask(
-    client: Client, server: Server | None, left: Mapping[int, Mapping[str, Any]], most: int, report: Callable[[], None]
+    client: Client, server: Server, left: Mapping[int, Mapping[str, Any]], most: int, report: Callable[[], None]
 ) -> Iterator[tuple[int, Any]]:
     """The answers to what is `left`, by its places. Raises ServerFailed as soon as `server` has ended."""
 
     def check() -> None:
-        if server is not None:
-            server.check()
+        server.check()
         report()
 
     places = list(left)

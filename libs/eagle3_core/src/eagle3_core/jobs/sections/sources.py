@@ -28,6 +28,40 @@ class EngineTuning(Section):
     """Most requests sent at a time. Fewer are, while more would not be faster."""
 
 
+class ServerAddress(Section):
+    """A server that somebody else runs."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=2048)]
+    """Its address, `https://host:port`, as the operator lists it in `AERIE_ENDPOINTS`: no other is ever asked, and
+    no redirect is followed."""
+
+    key: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
+    """Name of the key that opens it, among those that the operator gives in `AERIE_ENDPOINT_KEYS`. The key itself is never
+    part of a job. null = it needs none."""
+
+    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=86400)] = 3600.0
+    """Longest time that one answer may take, in seconds: one of 32k tokens at 10 tokens a second, by default."""
+
+    in_flight: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Most requests sent at a time. Fewer are, while more would not be faster, or while it turns some away."""
+
+
+class Endpoint(ServerAddress):
+    """A running server with this verifier, which writes the answers."""
+
+    api: Literal["sglang", "openai"] = "sglang"
+    """What it speaks: SGLang's own `/generate`, or `/v1/completions` and `/v1/chat/completions` as vLLM, SGLang and others do
+    (`url` with or without the `/v1`)."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Name under which it serves the verifier. null = the one model that it lists, if that is named like the verifier's folder."""
+
+    retokenize: bool = False
+    """For servers that do not say which tokens they sampled (`return_token_ids`): make tokens of the text of each answer, and
+    keep those answers alone whose tokens give the same text again and are as many as the server counted. The
+    others are left out and counted; more than `data.bad_rows_limit` of them end the unit. false = such servers are refused."""
+
+
 class VerifierSpec(Section):
     """The large model whose tokens are drafted."""
 
@@ -47,9 +81,9 @@ class VerifierSpec(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs; `auto` takes a GPU where there is one."""
 
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=2048)] | None = None
-    """Address of a running SGLang server with this verifier, which then writes the answers; the operator lists those
-    that may be named. null = each worker starts a server of its own. States are always captured by a worker's own."""
+    endpoint: Endpoint | None = None
+    """A running server with this verifier, which then writes the answers, with either backend. null = the backend writes
+    them. States come from the backend, or from `extraction.endpoint`."""
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs over which a worker's own server splits the verifier."""
@@ -59,7 +93,7 @@ class VerifierSpec(Section):
     @model_validator(mode="after")
     def _engine_of_its_own(self) -> VerifierSpec:
         if self.backend != "sglang":
-            settings = {"endpoint": None, "tensor_parallel": 1, "engine": EngineTuning()}
+            settings = {"tensor_parallel": 1, "engine": EngineTuning()}
             if odd := [name for name, default in settings.items() if getattr(self, name) != default]:
                 raise inconsistent(
                     f"verifier.{odd[0]} is for backend sglang, and verifier.backend is {self.backend}", odd[0],
@@ -98,10 +132,18 @@ class Regenerate(Section):
     """Answers decoded side by side, with backend transformers; SGLang makes its own batches."""
 
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 0.0
-    """0 = the verifier's greedy answer. Above it answers are sampled, as it is served: with backend sglang only."""
+    """0 = the verifier's greedy answer. Above it answers are sampled, as it is served: by SGLang or by `verifier.endpoint`."""
 
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """Sample from the most likely tokens that together have this probability; 1 = from all. Only above temperature 0."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Draw sampled answers from seeds that are made of this one and of each prompt. Only above temperature 0 and with
+    `verifier.endpoint`, which must show that it honours seeds (SGLang does with `--enable-deterministic-inference`)."""
+
+    ask: Literal["tokens", "messages"] = "tokens"
+    """What `verifier.endpoint` is sent: a prompt's token ids, or its messages together with `data.template_arguments`, for
+    servers that take nothing else. Their template must make the very same prompt."""
 
 
 class Data(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from eagle3_core.jobs.sections.base import Section, Share, inconsistent
+from eagle3_core.jobs.sections.sources import ServerAddress
 
 
 class Extraction(Section):
@@ -21,6 +22,10 @@ class Extraction(Section):
 
     shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 256 << 20
     """Largest shard file, in bytes."""
+
+    endpoint: ServerAddress | None = None
+    """A running SGLang server with the verifier and the capture plug-in, which then gives the states (docs/endpoints.md).
+    null = `verifier.backend` gives them, on a worker's own engine."""
 
     @model_validator(mode="after")
     def _three_increasing(self) -> Extraction:
