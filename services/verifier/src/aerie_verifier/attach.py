@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aerie_verifier.config import CaptureMisconfigured, read_config
 from aerie_verifier.engine import Capture, engine_version
-from aerie_verifier.frontdoor import FrontDoor
+from aerie_verifier.frontdoor import FrontDoor, offer
 from aerie_verifier.mailbox import Mailbox, prepare_address
 from aerie_verifier.traffic import Draw, Keeper, Traffic, read_traffic, redaction
 from eagle3_core.engine.config import SUPPORTED, CaptureConfig
@@ -82,6 +82,8 @@ def attach() -> None:
         capture = Capture(config, address, ())
         hooks += hooks_of(config, capture, FrontDoor(config, Mailbox(address)))
         capture.targets = tuple(hook.target for hook in hooks)
+        if multiprocessing.parent_process() is None:  # the one that answers
+            offer(config, version)
     if kept is not None:
         keeper = Keeper(kept, store_at(kept.sink), redaction(kept.redact))
         if multiprocessing.parent_process() is None:  # the one that answers; the engine's others load plug-ins too

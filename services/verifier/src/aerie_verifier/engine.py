@@ -34,6 +34,7 @@ from aerie_verifier.writer import BackgroundWriter, Captured, Origin, Tell, fail
 from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.location import store_at
+from eagle3_core.verifier.receipt import PREFIX
 
 STATES = "aerie_states"
 """Attribute of the engine's request that holds its gathered states: they go when the request goes, however it ends."""
@@ -186,7 +187,7 @@ class Capture:
         except CaptureIncomplete as error:
             self.tell(failed(req.rid, error))
             return
-        self.writer.submit(Captured(req.rid, f"captures/{self.run}/{req.rid}.safetensors", ids, parts))
+        self.writer.submit(Captured(req.rid, f"{PREFIX}{self.run}/{req.rid}.safetensors", ids, parts))
 
 
 def _own(rows: Tensor) -> Tensor:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from aerie_verifier import __version__
 from aerie_verifier.mailbox import Mailbox
 from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.errors import AerieError
-from eagle3_core.verifier.receipt import RECEIPT_FIELD
+from eagle3_core.verifier.receipt import CAPTURE_ROUTE, PROTOCOL, RECEIPT_FIELD, CaptureFacts
 
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 REQUEST_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,127}")
 
 
@@ -32,6 +35,25 @@ class CaptureMissing(AerieError):
     """The engine answered, but its states did not reach the sink."""
 
     code, status, retryable = "capture.missing", 500, True
+
+
+def offer(config: CaptureConfig, engine_version: str) -> None:
+    """Have the server say how it captures, to whoever would use it without having started it (GET `/aerie/capture`).
+
+    Only where there is an HTTP server: the engine may also be run within another program.
+    """
+    server = sys.modules.get(HTTP_SERVER)
+    if server is None:
+        return
+    facts = CaptureFacts(
+        protocol=PROTOCOL, plugin_version=__version__, engine_version=engine_version, aux_layers=config.aux_layers,
+        final=config.final, sink=config.sink,
+    )  # fmt: skip
+
+    async def say() -> dict[str, Any]:
+        return facts.model_dump(mode="json")
+
+    server.app.add_api_route(CAPTURE_ROUTE, say, methods=["GET"])
 
 
 def refuse(error: AerieError) -> NoReturn:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.refusals import RequestRefused, ServerFailed
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.spec import ServerAddress
 from eagle3_core.verifier.identity import Identity
 
 PROOF_TEXT = (
@@ -54,98 +55,127 @@ class Served:
     """SGLang's `/model_info` and `/server_info`; empty for others."""
 
 
-def look(client: Client, api: str, model: str | None, check: Check) -> Served:
-    """Ask a server what it serves. Raises OtherVerifier where `model` is none of it, or one of several is meant."""
-    info = {**(_said(client, "/model_info", check) or {}), **(_said(client, "/server_info", check) or {})}
-    if api == "sglang":
-        names = tuple(str(info[name]) for name in ("served_model_name",) if info.get(name))
-        places = tuple(str(info[name]) for name in ("model_path",) if info.get(name))
-        if not places:
-            raise _other(
-                client, "it has no /model_info", "SGLang", "set verifier.endpoint.api to openai, if it speaks that"
+@dataclass(frozen=True)
+class Proof:
+    """Asks one server, and compares."""
+
+    client: Client
+    address: ServerAddress
+    at: str
+    """JSON pointer of the job's field that names the server."""
+    who: Identity
+    dtype: str
+    """Precision of the job's verifier."""
+    check: Check
+    """Raises to stop waiting."""
+
+    def look(self, api: str) -> Served:
+        """What the server says of itself. Raises OtherVerifier where the model that the job means is none of it."""
+        model = self.address.model
+        info = {**(self._said("/model_info") or {}), **(self._said("/server_info") or {})}
+        if api == "sglang":
+            names = (str(info["served_model_name"]),) if info.get("served_model_name") else ()
+            places = (str(info["model_path"]),) if info.get("model_path") else ()
+            if not places:
+                raise self._other(
+                    "it has no /model_info", "SGLang", f"if it speaks OpenAI's, set {self._field}.api to openai"
+                )
+            if model is not None and model not in names:
+                raise self._other(
+                    f"it serves {_list(names)}", model, f"set {self._field}.model to that, if it is the verifier"
+                )
+            return Served(names, places, info)
+        card = self._card(model)
+        names = (str(card["id"] if card else model),)
+        return Served(names, (str(card["root"]),) if card and card.get("root") else (), info)
+
+    def _card(self, model: str | None) -> Mapping[str, Any] | None:
+        """The entry of the model that the job means in `/v1/models`; None where the server lists none. Raises OtherVerifier."""
+        listing = self._said("/v1/models") or {}
+        cards = [c for c in listing.get("data") or [] if isinstance(c, dict) and isinstance(c.get("id"), str)]
+        listed = f"it lists {_list([c['id'] for c in cards])}" if cards else "it does not list its models"
+        if model is None and len(cards) != 1:
+            raise self._other(listed, "one model", f"set {self._field}.model to the name of the verifier there")
+        card = next((c for c in cards if model in (None, c["id"])), None)
+        if cards and card is None:
+            raise self._other(listed, str(model), "name one of those")
+        if card is not None and card.get("parent"):
+            raise self._other(f"{card['id']} is an adapter of {card['parent']}", "the verifier", "name the base model")
+        return card
+
+    def require_verifier(self, served: Served) -> list[str]:
+        """Compare what the server says of itself with the job's verifier; what was compared, in words. Raises OtherVerifier."""
+        said, who, compared = served.info, self.who, list[str]()
+        if self.address.model is None:
+            names = [*served.names, *served.places]
+            if not any(_label(name) == _label(who.name) for name in names):
+                remedy = (
+                    f"if it is the same model under another name, set {self._field}.model to {(*served.names, '')[0]}"
+                )
+                raise self._other(f"it serves {_list(names)}", who.name, remedy)
+            compared.append(f"the name {who.name}")
+        for field, want in (("architectures", who.architecture), ("model_type", who.model_type)):
+            if (have := said.get(field)) is None or not want:
+                continue
+            if want not in (have if isinstance(have, list) else [have]):
+                raise self._other(f"{field} {have}", f"{want} in {who.name}", "serve the checkpoint that the job names")
+            compared.append(f"{field} {want}")
+        if said.get("load_format") == "dummy":
+            raise self._other("its weights are random (load_format dummy)", who.name, "load the checkpoint")
+        if (quantization := said.get("quantization")) is not None:
+            what = f"its weights are quantized ({quantization})"
+            raise self._other(what, f"{who.name} in {self.dtype}", "serve it as it is")
+        if (have := str(said.get("dtype") or "").removeprefix("torch.")) in PRECISIONS:
+            if have != self.dtype:
+                remedy = "set verifier.dtype to what it serves in, or serve it in that of the job"
+                raise self._other(f"it runs in {have}", f"verifier.dtype {self.dtype}", remedy)
+            compared.append(f"precision {have}")
+        return compared
+
+    def require_tokenizer(self, served: Served, tokens_of: TokensOf) -> list[str]:
+        """Compare the server's tokenizer with the verifier's on `PROOF_TEXT`; what was compared, in words, nothing where the
+        server offers no way to ask it. Raises OtherVerifier."""
+        body = {"model": (*served.names, "")[0], "prompt": PROOF_TEXT, "add_special_tokens": False}
+        try:
+            answer = self.client.patiently(lambda: self.client.post("/tokenize", body), self.check)
+        except RequestRefused as error:
+            if type(error) is RequestRefused:
+                return []
+            raise
+        have, (want, _) = answer.get("tokens") if isinstance(answer, dict) else None, tokens_of(PROOF_TEXT)
+        if have != want:
+            listed: list[Any] = have if isinstance(have, list) else []
+            pairs = zip(listed, want, strict=False)
+            place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(listed), len(want)))
+            raise self._other(
+                f"its tokenizer makes {len(listed)} tokens of a text, from token {place} on {listed[place : place + 5]}",
+                f"{len(want)}, from there on {want[place : place + 5]}", "serve the tokenizer of the verifier's folder",
+            )  # fmt: skip
+        return [f"its tokenizer on {len(want)} tokens"]
+
+    @property
+    def _field(self) -> str:
+        return self.at[1:].replace("/", ".")
+
+    def _said(self, path: str) -> dict[str, Any] | None:
+        """What the server says there; None where it has nothing to say."""
+        try:
+            found = self.client.patiently(lambda: self.client.get(path), self.check)
+        except RequestRefused as error:
+            if type(error) is RequestRefused:  # it has no such route; a redirect or a wrong key is another matter
+                return None
+            raise
+        if not isinstance(found, dict):
+            raise ServerFailed(
+                f"{self.client.url}{path} answers no JSON object", remedy="name a server of vLLM or SGLang"
             )
-        if model is not None and model not in names:
-            raise _other(client, f"it serves {_list(names)}", model, f"set verifier.endpoint.model to {names[:1]}")
-        return Served(names, places, info)
-    listing = _said(client, "/v1/models", check)
-    cards = [c for c in (listing or {}).get("data") or [] if isinstance(c, dict) and isinstance(c.get("id"), str)]
-    if model is None and len(cards) != 1:
-        what = f"it lists {_list([c['id'] for c in cards])}" if cards else "it does not list its models"
-        raise _other(client, what, "one model", "set verifier.endpoint.model to the name of the verifier there")
-    chosen = [card for card in cards if model in (None, card["id"])]
-    if cards and not chosen:
-        raise _other(client, f"it lists {_list([c['id'] for c in cards])}", str(model), "name one of those")
-    if chosen and chosen[0].get("parent"):
-        raise _other(
-            client, f"{chosen[0]['id']} is an adapter of {chosen[0]['parent']}", "the verifier", "name the base model"
-        )
-    names = (chosen[0]["id"],) if chosen else (str(model),)
-    return Served(names, tuple(str(c["root"]) for c in chosen if c.get("root")), info)
+        return found
 
-
-def require_verifier(client: Client, served: Served, who: Identity, dtype: str, model: str | None) -> list[str]:
-    """Compare what a server says of itself with the job's verifier; what was compared, in words. Raises OtherVerifier."""
-    said, compared = served.info, list[str]()
-    if model is None:
-        names = [*served.names, *served.places]
-        if not any(_label(name) == _label(who.name) for name in names):
-            remedy = f"if it is the same model under another name, set verifier.endpoint.model to {served.names[0]}"
-            raise _other(
-                client, f"it serves {_list(names)}", who.name, remedy if served.names else "serve the verifier"
-            )
-        compared.append(f"the name {who.name}")
-    for field, want in (("architectures", who.architecture), ("model_type", who.model_type)):
-        if (have := said.get(field)) is None or not want:
-            continue
-        if want not in (have if isinstance(have, list) else [have]):
-            raise _other(client, f"{field} {have}", f"{want} in {who.name}", "serve the checkpoint that the job names")
-        compared.append(f"{field} {want}")
-    if said.get("load_format") == "dummy":
-        raise _other(client, "its weights are random (load_format dummy)", who.name, "load the checkpoint")
-    if (quantization := said.get("quantization")) is not None:
-        raise _other(
-            client, f"its weights are quantized ({quantization})", f"{who.name} in {dtype}", "serve it as it is"
-        )
-    if (have := str(said.get("dtype") or "").removeprefix("torch.")) in PRECISIONS:
-        if have != dtype:
-            remedy = "set verifier.dtype to what it serves in, or serve it in that of the job"
-            raise _other(client, f"it runs in {have}", f"verifier.dtype {dtype}", remedy)
-        compared.append(f"precision {dtype}")
-    return compared
-
-
-def require_tokenizer(client: Client, served: Served, tokens_of: TokensOf, check: Check) -> list[str]:
-    """Compare a server's tokenizer with the verifier's on `PROOF_TEXT`; what was compared, in words, nothing where the
-    server offers none to ask. Raises OtherVerifier."""
-    body = {"model": (*served.names, "")[0], "prompt": PROOF_TEXT, "add_special_tokens": False}
-    try:
-        answer = client.patiently(lambda: client.post("/tokenize", body), check)
-    except RequestRefused:
-        return []
-    have, (want, _) = answer.get("tokens") if isinstance(answer, dict) else None, tokens_of(PROOF_TEXT)
-    if have != want:
-        listed: Sequence[Any] = have if isinstance(have, list) else []
-        place = next(
-            (i for i, (a, b) in enumerate(zip(listed, want, strict=False)) if a != b), min(len(listed), len(want))
-        )
-        raise _other(
-            client, f"its tokenizer makes {len(listed)} tokens of a text, from token {place} on {list(listed[place : place + 5])}",
-            f"{len(want)} tokens, from there on {want[place : place + 5]}", "serve the tokenizer of the verifier's folder",
+    def _other(self, have: str, want: str, remedy: str) -> OtherVerifier:
+        return OtherVerifier(
+            f"{self.client.url} does not serve the job's verifier: {have}; the job wants {want}",
+            remedy=remedy, pointer=self.at,
         )  # fmt: skip
-    return [f"its tokenizer on {len(want)} tokens"]
-
-
-def _said(client: Client, path: str, check: Check) -> dict[str, Any] | None:
-    """What a server says there; None where it has nothing to say."""
-    try:
-        found = client.patiently(lambda: client.get(path), check)
-    except RequestRefused as error:
-        if type(error) is RequestRefused:  # it has no such route; a redirect or a wrong key is another matter
-            return None
-        raise
-    if not isinstance(found, dict):
-        raise ServerFailed(f"{client.url}{path} answers no JSON object", remedy="name a server of vLLM or SGLang")
-    return found
 
 
 def _label(name: str) -> str:
@@ -154,11 +184,3 @@ def _label(name: str) -> str:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(sorted(set(names))[:8]) or "nothing that it names"
-
-
-def _other(client: Client, have: str, want: str, remedy: str) -> OtherVerifier:
-    return OtherVerifier(
-        f"{client.url} does not serve the job's verifier: {have}; the job wants {want}",
-        remedy=remedy,
-        pointer="/verifier/endpoint",
-    )

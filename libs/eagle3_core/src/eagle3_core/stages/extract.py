@@ -13,12 +13,15 @@ from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.jobs.room import exact_need
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.shards.writer import ShardWriter
+from eagle3_core.stages.capturing import capturing
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE, commit_states
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
-from eagle3_core.stages.warm import reporting, warm_engine
-from eagle3_core.verifier.base import Verifier
+from eagle3_core.stages.warm import reporting
+from eagle3_core.verifier.endpoint_states import EndpointStates
 from eagle3_core.verifier.recheck import Recheck
+from eagle3_core.verifier.sglang import SGLangVerifier
+from eagle3_core.verifier.transformers import TransformersVerifier
 
 BATCH_TOKENS = 4096
 """Padded tokens of one prefill pass (or one sequence): larger ones gain nothing on a CPU and little on a GPU."""
@@ -27,7 +30,7 @@ BATCH_TOKENS = 4096
 def extract(ctx: StageContext) -> Commit:
     """Capture the states of one slice of samples."""
     samples = _samples(ctx)
-    verifier = warm_engine(ctx)
+    verifier = capturing(ctx)
     ctx.require_room(exact_need(samples.tokens, samples.labelled, verifier.identity.hidden_size))
     contract = verifier.contract("prefill")
     extraction = ctx.spec.extraction
@@ -48,7 +51,7 @@ def extract(ctx: StageContext) -> Commit:
     return Commit(output=output, seconds=0.0)
 
 
-def _own_answers(ctx: StageContext, verifier: Verifier) -> bool:
+def _own_answers(ctx: StageContext, verifier: TransformersVerifier | SGLangVerifier | EndpointStates) -> bool:
     """Whether the process that gives the states would have written the same answers: then nothing is held against another."""
     return verifier.keeps_states and ctx.spec.verifier.endpoint is None
 

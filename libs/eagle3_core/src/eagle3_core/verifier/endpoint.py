@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from eagle3_core.data.rows import Message
 from eagle3_core.digests import digest_json
+from eagle3_core.engine.allowed import ANSWERS_AT
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.dialects import Answer, AnswerWrong, Dialect, Native, OpenAI, Prompt, Wanted
-from eagle3_core.engine.proof import OtherVerifier, TokensOf, look, require_tokenizer, require_verifier
+from eagle3_core.engine.proof import OtherVerifier, Proof, TokensOf
 from eagle3_core.engine.refusals import RequestRefused
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.spec import Endpoint, JobSpec
 from eagle3_core.verifier.base import Decoding, Generated, Progressed
 from eagle3_core.verifier.identity import Identity
 
@@ -95,9 +95,13 @@ class EndpointAnswers:
         self._prove_again()
 
     @property
-    def _endpoint(self) -> Any:
+    def _endpoint(self) -> Endpoint:
         assert self.spec.verifier.endpoint is not None
         return self.spec.verifier.endpoint
+
+    @property
+    def _proof(self) -> Proof:
+        return Proof(self.client, self._endpoint, ANSWERS_AT, self.identity, self.spec.verifier.dtype, self.check)
 
     def _wanted(self, prompt: Prompt, how: Decoding) -> Wanted:
         seed = self.spec.data.regenerate.seed
@@ -106,10 +110,10 @@ class EndpointAnswers:
 
     def _prove(self, first: Prompt, how: Decoding) -> Dialect:
         """The way in which this server is asked, once it is proved to be the job's verifier."""
-        endpoint, verifier = self._endpoint, self.spec.verifier
-        served = look(self.client, endpoint.api, endpoint.model, self.check)
-        compared = require_verifier(self.client, served, self.identity, verifier.dtype, endpoint.model)
-        tokenizer = require_tokenizer(self.client, served, self.words.tokens_of, self.check)
+        endpoint, proof = self._endpoint, self._proof
+        served = proof.look(endpoint.api)
+        compared = proof.require_verifier(served)
+        tokenizer = proof.require_tokenizer(served, self.words.tokens_of)
         dialect: Dialect = Native()
         if endpoint.api == "openai":
             chat = self.spec.data.regenerate.ask == "messages"
@@ -131,8 +135,7 @@ class EndpointAnswers:
 
     def _prove_again(self) -> None:
         """Raise OtherVerifier where another model was put behind the address meanwhile."""
-        served = look(self.client, self._endpoint.api, self._endpoint.model, self.check)
-        _ = require_verifier(self.client, served, self.identity, self.spec.verifier.dtype, self._endpoint.model)
+        _ = self._proof.require_verifier(self._proof.look(self._endpoint.api))
 
     def _try(self, dialect: Dialect, first: Prompt, how: Decoding) -> tuple[Dialect, Answer]:
         """A short answer, and the way in which it could be had: without what only vLLM and SGLang know, if need be."""
@@ -169,7 +172,7 @@ class EndpointAnswers:
             raise OtherVerifier(
                 f"{self.client.url} spells the tokens {ids[:8]} as {there[:60]!r}, the verifier's tokenizer as {here[:60]!r}",
                 remedy="serve the tokenizer of the verifier's folder",
-                pointer="/verifier/endpoint",
+                pointer=ANSWERS_AT,
             )
         return [f"what {len(ids)} tokens spell"]
 

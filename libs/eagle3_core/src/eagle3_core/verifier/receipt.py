@@ -16,6 +16,27 @@ from eagle3_core.digests import digest_bytes
 
 RECEIPT_FIELD = "aerie_receipt"
 """Field of an answer's `meta_info` that holds the receipt."""
+CAPTURE_ROUTE = "/aerie/capture"
+"""Where a capturing server says how it captures (GET)."""
+PROTOCOL = 1
+"""Version of what request, receipt and object look like. Server and stages must have the same."""
+PREFIX = "captures/"
+"""What the keys of captured states begin with."""
+
+
+class CaptureFacts(BaseModel):
+    """How a server captures, as its plug-in says it: the engine's own layers were held against this before it served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    protocol: int
+    plugin_version: str
+    engine_version: str
+    aux_layers: tuple[int, int, int]
+    """Layer *inputs*, as the running engine captures them."""
+    final: Literal["pre", "post"]
+    sink: str
+    """Where the states go: a store's URL, which never holds a secret."""
 
 
 class Receipt(BaseModel):

@@ -3,9 +3,7 @@
 One server does both: it captures by prefill where states are asked for, and decodes as ever where they are not. States
 come through a folder, never in an answer; each is held against its receipt and what was asked before it counts.
 A server that dies is started again a few times, and only what was not answered yet is asked again. Results come in the
-order in which they were asked for, whatever order the engine finds best, so the same samples make the same shards.
-
-Shapes: T tokens of a sequence, H hidden size.
+order in which they were asked for (`verifier.captured`).
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load
 
-from eagle3_core.digests import digest_bytes
-from eagle3_core.engine.capture import ReceiptWrong, capture_request, receipt_of
+from eagle3_core.engine.capture import capture_request
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.engine.refusals import ServerFailed
@@ -28,11 +24,11 @@ from eagle3_core.engine.server import Server, running_server
 from eagle3_core.engine.settings import EngineSettings, require_engine, server_config
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.objects.local import LocalStore
-from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, States, contract_of_run
+from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, contract_of_run
+from eagle3_core.verifier.captured import Expected
 from eagle3_core.verifier.contract import CaptureContract
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
-from eagle3_core.verifier.receipt import Receipt
 
 RESTARTS = 2
 """How often one call starts a server again that died under it. More deaths are no accident."""
@@ -122,15 +118,12 @@ class SGLangVerifier:
         Raises ServerFailed, ReceiptWrong, and what the capture plug-in answers.
         """
         bodies = [capture_request(ids) for ids in sequences]
-        early: dict[int, tuple[Receipt, int]] = {}
-        coming = 0
+        expected = Expected(
+            self._sink, self.aux_layers, self._capture.final, self.spec.dtype, self.engine_version,
+            self.identity.hidden_size,
+        )  # fmt: skip
         try:
-            for place, answer in self._answers(bodies, on_progress):
-                early[place] = receipt_of(answer, sequences[place]), int(answer["output_ids"][-1])
-                while coming in early:
-                    receipt, token = early.pop(coming)
-                    yield Captured(coming, self._states(receipt, sequences[coming]), token)
-                    coming += 1
+            yield from expected.in_order(self._answers(bodies, on_progress), sequences)
         finally:
             self._sweep()
 
@@ -161,30 +154,6 @@ class SGLangVerifier:
                     raise
                 deaths += 1
                 self.say(f"{error.detail.splitlines()[0]}; {len(left)} of {len(bodies)} requests are asked again")
-
-    def _states(self, receipt: Receipt, ids: Sequence[int]) -> States:
-        """What `receipt` promises of the tokens `ids`; the object goes. Raises ReceiptWrong that names both sides."""
-        data = self._sink.get_bytes(receipt.key)
-        self._sink.delete(receipt.key)
-        for name, said, asked in (
-            ("size", receipt.size, len(data)),
-            ("digest", receipt.digest, digest_bytes(data)),
-            ("layers", receipt.aux_layers, self.aux_layers),
-            ("final", receipt.final, self._capture.final),
-            ("dtype", receipt.dtype, self.spec.dtype),
-            ("engine", receipt.engine_version, self.engine_version),
-        ):
-            if said != asked:
-                raise _wrong(receipt, name, said, asked)
-        held = load(data)
-        states = States(held["aux"], held["final"])
-        shapes = [list(states.aux.shape), list(states.final.shape)]
-        width = self.identity.hidden_size
-        if shapes != (asked := [[len(ids), 3 * width], [len(ids), width]]):
-            raise _wrong(receipt, "shapes", shapes, asked)
-        if held["input_ids"].tolist() != list(ids):
-            raise _wrong(receipt, "tokens", "others", "the prompt's")
-        return states
 
 
 def ask(
@@ -226,10 +195,3 @@ def device_of(spec: VerifierSpec) -> Literal["cuda", "cpu"]:
     if spec.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return spec.device
-
-
-def _wrong(receipt: Receipt, name: str, said: Any, asked: Any) -> ReceiptWrong:
-    return ReceiptWrong(
-        f"{receipt.key}: the receipt says {name} {said}, asked for or found was {asked}",
-        remedy="run the engine and the stages from one version; if they are, report it",
-    )

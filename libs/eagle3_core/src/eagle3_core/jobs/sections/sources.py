@@ -35,6 +35,9 @@ class ServerAddress(Section):
     """Its address, `https://host:port`, as the operator lists it in `AERIE_ENDPOINTS`: no other is ever asked, and
     no redirect is followed."""
 
+    model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Name under which it serves the verifier. null = the one model that it lists, if that is named like the verifier's folder."""
+
     key: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
     """Name of the key that opens it, among those that the operator gives in `AERIE_ENDPOINT_KEYS`. The key itself is never
     part of a job. null = it needs none."""
@@ -52,9 +55,6 @@ class Endpoint(ServerAddress):
     api: Literal["sglang", "openai"] = "sglang"
     """What it speaks: SGLang's own `/generate`, or `/v1/completions` and `/v1/chat/completions` as vLLM, SGLang and others do
     (`url` with or without the `/v1`)."""
-
-    model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Name under which it serves the verifier. null = the one model that it lists, if that is named like the verifier's folder."""
 
     retokenize: bool = False
     """For servers that do not say which tokens they sampled (`return_token_ids`): make tokens of the text of each answer, and

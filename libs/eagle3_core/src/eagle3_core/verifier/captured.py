@@ -1,0 +1,83 @@
+"""States that another process captured, as they come: each held against its receipt and what was asked before it counts.
+
+The receipt says what an object holds, the object is read from the sink, and only one that is whole, unchanged and made of the
+very tokens that were asked is taken, and then removed. Results come in the order in which they were asked for, whatever
+order the engine finds best, so the same samples make the same shards.
+
+Shapes: T tokens of a sequence, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import load
+
+from eagle3_core.digests import digest_bytes
+from eagle3_core.engine.capture import ReceiptWrong, receipt_of
+from eagle3_core.objects.protocol import ObjectStore
+from eagle3_core.verifier.base import Captured, States
+from eagle3_core.verifier.receipt import PREFIX, Receipt
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every receipt of one server must say."""
+
+    sink: ObjectStore
+    aux_layers: tuple[int, int, int]
+    final: str
+    dtype: str
+    engine_version: str
+    hidden_size: int
+
+    def take(self, receipt: Receipt, ids: Sequence[int]) -> States:
+        """What `receipt` promises of the tokens `ids`; the object goes once it is found to be that.
+
+        Raises ReceiptWrong that names both sides, and what the sink raises.
+        """
+        if not receipt.key.startswith(PREFIX):  # a server has no say over anything else that lies in the sink
+            raise _wrong(receipt, "key", receipt.key, f"{PREFIX}...")
+        data = self.sink.get_bytes(receipt.key)
+        for name, said, asked in (
+            ("size", receipt.size, len(data)),
+            ("digest", receipt.digest, digest_bytes(data)),
+            ("layers", receipt.aux_layers, self.aux_layers),
+            ("final", receipt.final, self.final),
+            ("dtype", receipt.dtype, self.dtype),
+            ("engine", receipt.engine_version, self.engine_version),
+        ):
+            if said != asked:
+                raise _wrong(receipt, name, said, asked)
+        held = load(data)
+        states = States(held["aux"], held["final"])
+        shapes = [list(states.aux.shape), list(states.final.shape)]
+        width = self.hidden_size
+        if shapes != (asked := [[len(ids), 3 * width], [len(ids), width]]):
+            raise _wrong(receipt, "shapes", shapes, asked)
+        if held["input_ids"].tolist() != list(ids):
+            raise _wrong(receipt, "tokens", "others", "the prompt's")
+        self.sink.delete(receipt.key)
+        return states
+
+    def in_order(
+        self, answers: Iterable[tuple[int, Mapping[str, Any]]], sequences: Sequence[Sequence[int]]
+    ) -> Iterator[Captured]:
+        """The states of `sequences` in their order, from `answers` (place, document) that come in any. Raises as `take`."""
+        early: dict[int, tuple[Receipt, int]] = {}
+        coming = 0
+        for place, answer in answers:
+            early[place] = receipt_of(answer, sequences[place]), int(answer["output_ids"][-1])
+            while coming in early:
+                receipt, token = early.pop(coming)
+                yield Captured(coming, self.take(receipt, sequences[coming]), token)
+                coming += 1
+
+
+def _wrong(receipt: Receipt, name: str, said: Any, asked: Any) -> ReceiptWrong:
+    return ReceiptWrong(
+        f"{receipt.key}: the receipt says {name} {said}, asked for or found was {asked}",
+        remedy="run the engine and the stages from one version; if they are, report it",
+    )
