@@ -15,7 +15,6 @@ from conftest import cpu_variables
 from references import cosine
 
 from eagle3_core.data.tokensets import TokenSet
-from eagle3_core.engine.settings import EndpointNotAllowed
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.spec import parse_job
@@ -209,29 +208,6 @@ def test_sampled_answers_differ_from_greedy_ones_and_are_captured_too(
     assert run.chain.run("extract").result["checked"] == len(answers)  # what the engine itself said comes next
 
 
-def test_a_server_that_the_operator_lists_writes_the_answers_and_no_other_one_is_started(
-    served: Run, folder: Path, document: dict[str, Any], warm: Warm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (verifier,) = warm.held.values()
-    monkeypatch.setenv("AERIE_SGLANG_ENDPOINTS", verifier.server().url)
-    job = on_sglang(document)
-    job["verifier"] |= {"endpoint": verifier.server().url}
-
-    run = Run(folder, "endpoint", job, Warm())
-
-    for i in range(SAMPLES):
-        assert run.answers().sample(i)[0].tolist() == served.answers().sample(i)[0].tolist()
-    assert "starting SGLang" not in run.log
-
-
-def test_a_server_that_the_operator_does_not_list_is_never_asked(folder: Path, document: dict[str, Any]) -> None:
-    job = on_sglang(document)
-    job["verifier"] |= {"endpoint": "http://127.0.0.1:1"}
-
-    with pytest.raises(EndpointNotAllowed, match="none of the servers that the operator lists"):
-        Run(folder, "refused", job, Warm()).chain.run("generate")
-
-
 def test_the_canary_runs_every_later_stage_with_the_engine(folder: Path, document: dict[str, Any], warm: Warm) -> None:
     run = Run(folder, "canary", on_sglang(document), warm)
 
@@ -241,3 +217,38 @@ def test_the_canary_runs_every_later_stage_with_the_engine(folder: Path, documen
         "generate", "extract", "vocab", "train", "evaluate", "package",
     ]  # fmt: skip
     assert "extract: the states give the verifier's next token" in run.log
+
+
+WAYS = {
+    "sglang": ({}, {}), "completions": ({"api": "openai"}, {}), "chat": ({"api": "openai"}, {"ask": "messages"}),
+    "completions as text": ({"api": "openai", "retokenize": True}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_running_server_writes_the_same_answers_and_gives_the_same_states_and_no_other_one_is_started(
+    way: str, served: Run, folder: Path, document: dict[str, Any], warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier = next(v for v in warm.held.values() if isinstance(v, SGLangVerifier))
+    url = verifier.server().url
+    monkeypatch.setenv("AERIE_ENDPOINTS", url)
+    monkeypatch.setenv("AERIE_CAPTURE_SINKS", str(verifier.server().config.capture.sink))  # pyright: ignore[reportOptionalMemberAccess]
+    endpoint, asked = WAYS[way]
+    job = on_sglang(document)
+    job["verifier"] |= {"endpoint": {"url": url, **endpoint}}
+    job["data"] = document["data"] | {"regenerate": {**document["data"]["regenerate"], **asked}}
+    job["extraction"] = {**document.get("extraction", {}), "endpoint": {"url": url}}
+
+    run = Run(folder, way.replace(" ", "-"), job, Warm())
+
+    assert run.answers().ids == served.answers().ids
+    for i in range(SAMPLES):
+        assert run.answers().sample(i)[0].tolist() == served.answers().sample(i)[0].tolist()
+    have, want = run.shards(), served.shards()
+    for i in range(SAMPLES):
+        torch.testing.assert_close(have.sample(i).aux, want.sample(i).aux, rtol=0.02, atol=0.02)
+    assert "starting SGLang" not in run.log
+    assert "its tokenizer on" in run.log
+    result = run.chain.run("extract").result
+    assert result["checked"] == result["agreed"] > SAMPLES
+    assert not list(Path(os.environ["AERIE_SCRATCH"]).rglob("*.safetensors"))

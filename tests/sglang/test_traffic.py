@@ -12,8 +12,8 @@ from conftest import FORKED, HERE, cpu_server
 
 from aerie_verifier import traffic
 from eagle3_core.data.rows import parse, row_of
-from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.config import TrafficConfig
+from eagle3_core.engine.refusals import ServerFailed
 
 REDACTION = """
 def redact(sample):

@@ -49,6 +49,8 @@ class Quirks:
     """Turns the tokens of an answer into others with the same text."""
     before: Callable[[BaseHTTPRequestHandler, dict[str, Any], int], bool] = lambda handler, body, time: False
     """Answers a request for an answer in the server's place: with the request, and how often it came."""
+    routes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What else it answers to GET."""
     reasoning: bool = False
     """Whether its chat takes answers apart."""
 
@@ -97,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "architectures": ["LlamaForCausalLM"], "load_format": "auto", "dtype": "float32",
             }  # fmt: skip
             self.say(200, told | quirks.info)
+        elif self.path in quirks.routes:
+            self.say(200, quirks.routes[self.path])
         else:
             self.say(404, {"detail": "Not Found"})
 
