@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from running_server import END, Quirks, RunningServer, running
+from endpoint_house import TRAIN, House, Serve, answers_of, expected
+from running_server import END, RunningServer
 
-from eagle3_core.data.tokensets import TokenSet
-from eagle3_core.engine import client as client_module
-from eagle3_core.engine.allowed import EndpointKeyRefused, EndpointNotAllowed
 from eagle3_core.engine.dialects import AnswerWrong, PromptDiffers
 from eagle3_core.engine.proof import OtherVerifier
-from eagle3_core.engine.refusals import EndpointDown, KeyNotTaken, Redirected
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.preflight import preflight
-from eagle3_core.jobs.spec import parse_job
-from eagle3_core.jobs.wire import ManifestRef, UnitSlice
-from eagle3_core.objects.manifest import read_manifest
-from eagle3_core.stages.context import StageContext
-from eagle3_core.stages.generate import ANSWERS_FILE, generate
-from eagle3_core.stages.prepare import prepare
-from eagle3_core.testing import RecordingReporter, stage_context, tiny_job
+from eagle3_core.testing import RecordingReporter
 from eagle3_core.verifier.endpoint import AnswersDrift, SeedIgnored
-
-TRAIN = 6
-Serve = Callable[..., RunningServer]
-
-
-class House:
-    """A prepared tiny job, and its generate stage by whatever server a test names."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.document = folder, tiny_job(folder, train=TRAIN)
-        self.document["data"] |= {"val_ratio": 0, "bad_rows_limit": 0.2, "unit_samples": TRAIN}
-        spec = parse_job(self.asking("http://a", {"api": "openai"}, ask="messages"))
-        self.sources = preflight(spec, [folder]).sources
-        self.prepared = prepare(stage_context(folder, "prepare", spec, sources=self.sources)).output.manifest
-
-    def asking(self, url: str, endpoint: dict[str, Any], **regenerate: Any) -> dict[str, Any]:
-        verifier, data = dict(self.document["verifier"]), dict(self.document["data"])
-        verifier["endpoint"] = {"url": url, **endpoint}
-        data["regenerate"] = {"max_new_tokens": 12, **regenerate}
-        return {**self.document, "verifier": verifier, "data": data}
-
-    def context(self, server: RunningServer | str, endpoint: dict[str, Any], **regenerate: Any) -> StageContext:
-        document = self.asking(server if isinstance(server, str) else server.url, endpoint, **regenerate)
-        unit = UnitSlice(index=0, start=0, stop=TRAIN, of=1)
-        inputs: dict[Any, list[ManifestRef]] = {"prepare": [self.prepared]}
-        return stage_context(self.folder, "generate", document, sources=self.sources, inputs=inputs, unit=unit)
-
-    @property
-    def prompts(self) -> TokenSet:
-        ctx = self.context("http://a", {})
-        return TokenSet.load(ctx.fetch(read_manifest(ctx.store, self.prepared).file("train.safetensors")))
 
 
 @pytest.fixture(scope="module")
@@ -68,28 +23,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 
 @pytest.fixture
 def serve(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Starts a server with some quirks, and lists it as the operator would."""
-    monkeypatch.setattr(client_module, "PAUSE_S", 0.001)
-    with ExitStack() as servers:
-
-        def start(**quirks: Any) -> RunningServer:
-            server = servers.enter_context(running(house.folder / "verifier", Quirks(**quirks)))
-            monkeypatch.setenv("AERIE_ENDPOINTS", server.url)
-            return server
-
+    with house.serving(monkeypatch) as start:
         yield start
-
-
-def answers_of(ctx: StageContext) -> tuple[TokenSet, dict[str, Any]]:
-    commit = generate(ctx)
-    manifest = read_manifest(ctx.store, commit.output.manifest)
-    return TokenSet.load(ctx.fetch(manifest.file(ANSWERS_FILE))), commit.output.result
-
-
-def expected(server: RunningServer, house: House) -> dict[str, list[int]]:
-    """Prompt and answer by sample, as the server's rule makes them."""
-    prompts = {name: house.prompts.sample(i)[0].tolist() for i, name in enumerate(house.prompts.ids)}
-    return {name: [*ids, *server.answer(ids, 12, None, 0)[0]] for name, ids in prompts.items()}
 
 
 WAYS = {
@@ -330,137 +265,6 @@ def test_an_end_that_a_server_keeps_to_itself_is_put_back(house: House, serve: S
     answers, _ = answers_of(house.context(server, {"api": "openai"}))
 
     assert {name: answers.sample(i)[0].tolist() for i, name in enumerate(answers.ids)} == expected(server, house)
-
-
-# -- the way there
-
-
-def in_place_of_an_answer(status: int, **headers: str) -> Callable[..., bool]:
-    """Says `status` the first two times that an answer is asked for."""
-
-    def before(handler: Any, body: dict[str, Any], time: int) -> bool:
-        if time <= 2:
-            handler.say(status, {"error": {"message": "later"}}, **headers)
-        return time <= 2
-
-    return before
-
-
-@pytest.mark.parametrize("status", [429, 503, 502])
-def test_a_server_that_is_busy_for_a_while_answers_everything_in_the_end(
-    status: int, house: House, serve: Serve
-) -> None:
-    server = serve(before=in_place_of_an_answer(status))
-
-    answers, _ = answers_of(house.context(server, {}))
-
-    assert {name: answers.sample(i)[0].tolist() for i, name in enumerate(answers.ids)} == expected(server, house)
-
-
-def test_a_server_that_breaks_off_is_asked_again(house: House, serve: Serve) -> None:
-    def cut(handler: Any, body: dict[str, Any], time: int) -> bool:
-        if time == 1:
-            handler.send_response(200)
-            handler.send_header("Content-Length", "1000")
-            handler.end_headers()
-            handler.wfile.write(b'{"text": "the')
-            handler.close_connection = True
-        return time == 1
-
-    server = serve(before=cut)
-
-    answers, _ = answers_of(house.context(server, {}))
-
-    assert len(answers) == TRAIN
-
-
-def test_a_dead_server_is_an_error_that_names_it_and_may_pass(
-    house: House, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve()
-    monkeypatch.setenv("AERIE_ENDPOINTS", "http://127.0.0.1:1")
-
-    with pytest.raises(EndpointDown, match=r"127\.0\.0\.1:1/model_info got no answer") as caught:
-        answers_of(house.context("http://127.0.0.1:1", {}))
-
-    assert caught.value.retryable
-
-
-def test_a_redirect_is_not_followed_wherever_it_leads(house: House, serve: Serve) -> None:
-    elsewhere = in_place_of_an_answer(307, Location="http://169.254.169.254/latest/meta-data/")
-    server = serve(before=elsewhere)
-
-    with pytest.raises(Redirected, match=r"points to http://169\.254\.169\.254.*no redirect") as caught:
-        answers_of(house.context(server, {}))
-
-    assert not caught.value.retryable
-
-
-def test_a_server_that_is_not_listed_is_never_asked(
-    house: House, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve()
-    monkeypatch.setenv("AERIE_ENDPOINTS", "https://models.example")
-
-    with pytest.raises(
-        EndpointNotAllowed, match=r"none of the servers that the operator lists \(https://models.example\)"
-    ):
-        answers_of(house.context(server, {}))
-
-    assert server.asked == []
-
-
-KEY = "sk-opensesame-0123456789"
-
-
-@pytest.fixture
-def keyed(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
-    """A server that wants a key, which the operator has."""
-    server = serve(key=KEY)
-    (tmp_path / "key").write_text(KEY + "\n")
-    entry = {"file": str(tmp_path / "key"), "endpoint": server.url}
-    keys = {"ours": entry, "theirs": {**entry, "tenants": ["others"]}, "elsewhere": {**entry, "endpoint": "https://b"}}
-    monkeypatch.setenv("AERIE_ENDPOINT_KEYS", json.dumps(keys))
-    return server
-
-
-def test_a_key_is_named_by_the_job_and_shown_to_its_server_alone(house: House, keyed: RunningServer) -> None:
-    ctx = house.context(keyed, {"key": "ours"})
-
-    answers, _ = answers_of(ctx)
-
-    assert len(answers) == TRAIN
-    assert keyed.keys == {f"Bearer {KEY}"}
-    assert isinstance(ctx.reporter, RecordingReporter)
-    assert KEY not in ctx.assignment.model_dump_json() + str(ctx.reporter.lines) + str(dict(os.environ))
-
-
-def test_a_key_that_the_server_repeats_in_its_refusal_is_hidden(
-    house: House, keyed: RunningServer, tmp_path: Path
-) -> None:
-    (tmp_path / "key").write_text("wrong-key-0123456789")
-
-    with pytest.raises(KeyNotTaken, match="answered 401") as caught:
-        answers_of(house.context(keyed, {"key": "ours"}))
-
-    assert "wrong-key" not in caught.value.text() + str(caught.value) + json.dumps(caught.value.problem())
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("theirs", "no key named theirs for jobs of tenant"),
-        ("none", "no key named none"),
-        ("elsewhere", "another server"),
-    ],
-)
-def test_a_key_for_somebody_else_or_another_server_is_not_used(
-    name: str, words: str, house: House, keyed: RunningServer
-) -> None:
-    with pytest.raises(EndpointKeyRefused, match=words):
-        answers_of(house.context(keyed, {"key": name}))
-
-    assert keyed.asked == []
 
 
 def test_an_error_of_the_endpoint_says_where_the_job_names_it(house: House, serve: Serve) -> None:

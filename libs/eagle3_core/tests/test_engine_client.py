@@ -30,6 +30,7 @@ class Loopback(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.answer: Any = lambda body, time: (200, {"echo": body["n"], "meta_info": {"prompt_tokens": 1}})
         self.gate: threading.Event | None = None
+        self.headers: dict[str, str] = {}
 
     @property
     def client(self) -> Client:
@@ -54,6 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = said if isinstance(said, bytes) else json.dumps(said).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
@@ -104,6 +107,64 @@ def test_a_server_that_always_turns_away_is_given_up_after_some_tries(server: Lo
         list(server.client.each(bodies(1), most=4))
 
     assert server.asked[0] == client_module.TRIES
+
+
+def test_a_request_that_is_turned_away_while_others_are_answered_waits_for_its_turn(server: Loopback) -> None:
+    server.answer = lambda body, time: (429, {}) if body["n"] == 0 and time < 20 else (200, {"echo": body["n"]})
+
+    answers = dict(server.client.each(bodies(200), most=1))
+
+    assert len(answers) == 200
+    assert server.asked[0] == 20 > client_module.TRIES
+
+
+@pytest.mark.parametrize(
+    ("said", "least"), [("7", 7.0), ("Fri, 01 Jan 2100 00:00:00 GMT", 1e9), ("soon", 0.0), ("", 0.0), ("-5", 0.0)]
+)
+def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(
+    server: Loopback, said: str, least: float
+) -> None:
+    server.answer = lambda body, time: (429, {})
+    server.headers = {"Retry-After": said}
+
+    with pytest.raises(ServerBusy) as caught:
+        server.client.post("/generate", {"n": 0})
+
+    pauses = [client_module.pause_s(caught.value, tries) for tries in (1, 2, 3)]
+    assert all(pause > least for pause in pauses)
+    assert least or max(pauses) < 1
+
+
+def test_a_server_that_wants_to_be_left_alone_for_long_is_left_to_a_later_attempt(server: Loopback) -> None:
+    server.answer = lambda body, time: (503, {})
+    server.headers = {"Retry-After": "86400"}
+
+    with pytest.raises(ServerBusy) as caught:
+        list(server.client.each(bodies(1), most=1))
+
+    assert server.asked[0] == 1
+    assert caught.value.retryable
+
+
+def test_requests_that_were_turned_away_together_do_not_come_back_together() -> None:
+    busy = ServerBusy("busy", retry_after_s=0.0)
+
+    assert len({client_module.pause_s(busy, 1) for _ in range(20)}) > 1
+
+
+def test_a_question_is_asked_again_like_a_request(server: Loopback) -> None:
+    server.answer = lambda body, time: (503, {}) if time < 3 else (200, {"echo": 0})
+    client = server.client
+
+    assert client.patiently(lambda: client.post("/tokenize", {"n": 0}), lambda: None) == {"echo": 0}
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_ANSWER_BYTES", 1000)
+    server.answer = lambda body, time: (200, b'"' + b"x" * 2000 + b'"')
+
+    with pytest.raises(ServerFailed, match="more than 1000 bytes"):
+        server.client.post("/generate", {"n": 0})
 
 
 def test_a_refusal_ends_the_whole_at_once_in_the_servers_words(server: Loopback) -> None:

@@ -10,11 +10,9 @@ import pytest
 from eagle3_core.engine.config import CaptureConfig, arguments
 from eagle3_core.engine.settings import (
     BadEngineSettings,
-    EndpointNotAllowed,
     EngineMissing,
     EngineSettings,
     read_settings,
-    require_allowed,
     require_engine,
     server_config,
 )
@@ -28,14 +26,14 @@ def test_settings_are_read_from_the_environment() -> None:
     environment = {
         "AERIE_SGLANG_PYTHON": "/opt/sglang/bin/python", "AERIE_SGLANG_ENV": '{"OMP_NUM_THREADS": "1"}',
         "AERIE_SGLANG_ARGS": "--attention-backend torch_native", "AERIE_SGLANG_START_S": "600",
-        "AERIE_SGLANG_ENDPOINTS": "http://a:1/ https://b", "AERIE_SCRATCH": "/scratch",
+        "AERIE_SCRATCH": "/scratch",
     }  # fmt: skip
 
     read = read_settings(environment)
 
     assert read == EngineSettings(
         python=Path("/opt/sglang/bin/python"), environment={"OMP_NUM_THREADS": "1"},
-        args=("--attention-backend", "torch_native"), start_s=600, endpoints=("http://a:1", "https://b"),
+        args=("--attention-backend", "torch_native"), start_s=600,
         scratch=Path("/scratch"),
     )  # fmt: skip
     assert read.merged({"OMP_NUM_THREADS": "8", "HOME": "/x"}) == {"OMP_NUM_THREADS": "1", "HOME": "/x"}
@@ -101,14 +99,6 @@ def test_this_interpreter_is_asked_for_real_and_has_no_sglang(tmp_path: Path) ->
         require_engine(EngineSettings(python=Path(sys.executable), scratch=tmp_path))
 
 
-def test_only_servers_that_the_operator_lists_may_be_named(tmp_path: Path) -> None:
-    settings = EngineSettings(python=tmp_path, scratch=tmp_path, endpoints=("http://verifier:30000",))
-
-    assert require_allowed("http://verifier:30000/", settings) == "http://verifier:30000"
-    with pytest.raises(EndpointNotAllowed, match=r"http://169\.254\.169\.254"):
-        require_allowed("http://169.254.169.254", settings)
-
-
 def test_a_jobs_server_is_what_job_and_machine_say(tmp_path: Path) -> None:
     model = tiny_verifier(tmp_path / "tiny")
     spec = VerifierSpec(
@@ -130,26 +120,13 @@ def test_a_jobs_server_is_what_job_and_machine_say(tmp_path: Path) -> None:
         assert part in said
 
 
-@pytest.mark.parametrize(
-    "change", [{"endpoint": "http://a:1"}, {"tensor_parallel": 2}, {"engine": {"kv_cache_tokens": 4096}}]
-)
+@pytest.mark.parametrize("change", [{"tensor_parallel": 2}, {"engine": {"kv_cache_tokens": 4096}}])
 def test_a_job_without_the_engine_is_refused_settings_of_the_engine(tmp_path: Path, change: dict[str, object]) -> None:
     document = tiny_job(tmp_path)
     document["verifier"] |= change
 
     with pytest.raises(InvalidRequest, match="is for backend sglang"):
         parse_job(document)
-
-
-@pytest.mark.parametrize("endpoint", ["ftp://a", "http://user:word@host", "file:///etc", "http://a/?x", ""])
-def test_an_endpoint_is_a_plain_address(tmp_path: Path, endpoint: str) -> None:
-    document = tiny_job(tmp_path)
-    document["verifier"] |= {"backend": "sglang", "endpoint": endpoint}
-
-    with pytest.raises(InvalidRequest) as caught:
-        parse_job(document)
-
-    assert caught.value.pointer == "/verifier/endpoint"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ cache key of its own, so no prefix cache can hold any of its tokens. Its answer 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import re
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -40,11 +40,9 @@ class CaptureMissing(AerieError):
 def offer(config: CaptureConfig, engine_version: str) -> None:
     """Have the server say how it captures, to whoever would use it without having started it (GET `/aerie/capture`).
 
-    Only where there is an HTTP server: the engine may also be run within another program.
+    The engine loads plug-ins before its HTTP server, which is imported here; within another program nobody will ask it.
     """
-    server = sys.modules.get(HTTP_SERVER)
-    if server is None:
-        return
+    app = importlib.import_module(HTTP_SERVER).app
     facts = CaptureFacts(
         protocol=PROTOCOL, plugin_version=__version__, engine_version=engine_version, aux_layers=config.aux_layers,
         final=config.final, sink=config.sink,
@@ -53,7 +51,7 @@ def offer(config: CaptureConfig, engine_version: str) -> None:
     async def say() -> dict[str, Any]:
         return facts.model_dump(mode="json")
 
-    server.app.add_api_route(CAPTURE_ROUTE, say, methods=["GET"])
+    app.add_api_route(CAPTURE_ROUTE, say, methods=["GET"])
 
 
 def refuse(error: AerieError) -> NoReturn:

@@ -15,6 +15,7 @@ import json
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -203,10 +204,12 @@ class _Flight:
     def __init__(self, client: Client, path: str, bodies: Sequence[Mapping[str, Any]], pace: Concurrency) -> None:
         self._client, self._path, self._bodies = client, path, bodies
         self._pace = pace
-        self._due = [(0.0, i) for i in range(len(bodies))]  # a heap already: equal times, rising places
+        self._fresh = deque(range(len(bodies)))
+        self._due: list[tuple[float, int]] = []
+        """A heap of those to be sent again, by when."""
         self._tries = [0] * len(bodies)
-        self._answered_at = [0] * len(bodies)
-        """How many answers had come when each was last turned away."""
+        self._turned_away_at: dict[int, int] = {}
+        """How many answers had come when one was last turned away. It waits for another: the server is at its limit."""
         self._answered, self._quiet_until = 0, 0.0
         self._heard: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._connections = Connections()
@@ -215,13 +218,12 @@ class _Flight:
     @property
     def done(self) -> bool:
         """Whether every answer has come."""
-        return not self._due and not self._flying
+        return not self._fresh and not self._due and not self._flying
 
     def step(self) -> Iterator[tuple[int, Any]]:
         """Send what may be sent, then wait a moment for an answer."""
         now = time.monotonic()
-        while self._due and max(self._due[0][0], self._quiet_until) <= now and self._flying < self._pace.limit:
-            _, place = heapq.heappop(self._due)
+        while self._flying < self._pace.limit and (place := self._next(now)) is not None:
             self._flying += 1
             threading.Thread(target=self._ask, args=(place,), name=f"ask-{place}", daemon=True).start()
         try:
@@ -236,6 +238,16 @@ class _Flight:
             self._pace.answered(_tokens_of(heard))
             yield place, heard
 
+    def _next(self, now: float) -> int | None:
+        """The request to send now: one whose time has come again, else a new one; None if there is none."""
+        if now < self._quiet_until:
+            return None
+        if self._due and self._due[0][0] <= now:
+            waits = self._turned_away_at.get(self._due[0][1]) == self._answered
+            if not waits or not (self._fresh or self._flying):
+                return heapq.heappop(self._due)[1]
+        return self._fresh.popleft() if self._fresh else None
+
     def _ask(self, place: int) -> None:
         try:
             self._heard.put((place, self._client.send(self._path, self._bodies[place], self._connections)))
@@ -247,9 +259,10 @@ class _Flight:
     def _again(self, place: int, error: AerieError) -> None:
         """Put a request that failed back, or raise why it failed."""
         busy = isinstance(error, ServerBusy)
-        if busy and self._answered > self._answered_at[place]:
+        if busy and self._answered > self._turned_away_at.get(place, -1):
             self._tries[place] = 0
-        self._answered_at[place] = self._answered
+        if busy:
+            self._turned_away_at[place] = self._answered
         self._tries[place] += 1
         if not error.retryable or self._tries[place] >= TRIES:
             raise error

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from eagle3_core.data.sources import SourceNotAllowed, resolve
+from eagle3_core.data.sources import SourceNotAllowed, SourceScheme, resolve
 from eagle3_core.engine.allowed import STATES_AT
 from eagle3_core.engine.capture import capture_request, receipt_of
 from eagle3_core.engine.client import Client
@@ -193,14 +193,14 @@ class EndpointStates:
 
     def _sink(self, url: str) -> ObjectStore:
         """The store at `url`, which a server named. Raises SinkUnreachable unless the operator allows it."""
-        if url.rstrip("/") not in (s.rstrip("/") for s in self.environment.get("AERIE_CAPTURE_SINKS", "").split()):
+        listed = [sink.rstrip("/") for sink in self.environment.get("AERIE_CAPTURE_SINKS", "").split()]
+        if url.rstrip("/") not in listed:
             try:
-                if not url.startswith("file:"):
-                    raise SourceNotAllowed(f"{url} is not listed in AERIE_CAPTURE_SINKS")
                 _ = resolve(url, self.file_roots)
-            except AerieError as error:
+            except (SourceScheme, SourceNotAllowed) as error:
                 raise SinkUnreachable(
-                    f"{self.client.url} writes its states where this worker may not read: {error.detail}",
+                    f"{self.client.url} writes its states where this worker may not read: {error.detail}; listed sinks"
+                    f" are {', '.join(listed) or 'none'}",
                     remedy="let it write under one of the worker's AERIE_FILE_ROOTS, or have the operator list its sink in"
                     " AERIE_CAPTURE_SINKS",
                     pointer=STATES_AT,
