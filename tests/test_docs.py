@@ -1,10 +1,14 @@
 """The documentation says what the code does."""
 
+import json
 import re
 import runpy
 from pathlib import Path
 
+from eagle3_core.engine.allowed import endpoints_of, read_allowed
 from eagle3_core.jobs.docs import render
+from eagle3_core.jobs.spec import parse_job
+from eagle3_core.testing import tiny_job
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,6 +31,22 @@ def test_no_page_holds_a_placeholder():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 
     assert [page.name for page in pages if re.search(r"@@|TODO|FIXME|lorem", page.read_text())] == []
+
+
+def test_the_servers_that_a_page_names_can_stand_in_a_job_and_be_allowed(tmp_path: Path):
+    page = (ROOT / "docs/endpoints.md").read_text()
+    (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    keys = re.findall(r"`AERIE_ENDPOINT_KEYS` \| `(.*?)` \|", page)[0].replace("/secrets/", f"{tmp_path}/")
+    (tmp_path / "prod").write_text("key\n")
+    sections = json.loads(f"{{{shown}}}")
+    sections["verifier"]["model"] = str(tmp_path)
+    spec = parse_job(tiny_job(tmp_path) | sections)
+    urls = " ".join(server.url for server, _ in endpoints_of(spec))
+
+    allowed = read_allowed({"AERIE_ENDPOINTS": urls, "AERIE_ENDPOINT_KEYS": keys})
+
+    for server, pointer in endpoints_of(spec):
+        assert allowed.client(server, "team-a", pointer).url == server.url.removesuffix("/v1")
 
 
 def test_every_trap_has_its_test():

@@ -155,6 +155,17 @@ def test_a_server_of_another_model_is_refused_with_both_sides_before_it_answers(
     assert not [path for path, _ in server.asked if path != "/tokenize"]
 
 
+def test_the_address_may_end_as_openais_clients_are_given_it(
+    house: House, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    monkeypatch.setenv("AERIE_ENDPOINTS", f"{server.url}/v1")
+
+    answers, _ = answers_of(house.context(f"{server.url}/v1/", {"api": "openai"}))
+
+    assert len(answers) == TRAIN
+
+
 def test_a_name_that_the_job_states_stands_for_the_verifiers(house: House, serve: Serve) -> None:
     server = serve(models=[{"id": "prod"}, {"id": "other"}], info=None)
 

@@ -74,7 +74,8 @@ class Allowed(EngineConfig):
                 pointer=f"{pointer}/url",
             )
         key = "" if server.key is None else self._key(server.key, url, tenant, f"{pointer}/key")
-        return Client(url, server.timeout_s, key=key, failed=EndpointDown)
+        base = url.removesuffix("/v1")  # OpenAI's clients are given it, and it begins their paths
+        return Client(base, server.timeout_s, key=key, failed=EndpointDown)
 
     def _key(self, name: str, url: str, tenant: str, pointer: str) -> str:
         """The key of that name. Other tenants' keys are not told from those that do not exist."""
