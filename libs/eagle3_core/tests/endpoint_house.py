@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class House:
         return TokenSet.load(ctx.fetch(read_manifest(ctx.store, self.prepared).file("train.safetensors")))
 
     @contextmanager
-    def serving(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    def serving(self, monkeypatch: pytest.MonkeyPatch) -> Generator[Serve]:
         """Starts servers with some quirks, each listed as the operator would list it."""
         monkeypatch.setattr(client_module, "PAUSE_S", 0.001)
         with ExitStack() as servers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running(verifier: Path, quirks: Quirks | None = None) -> Iterator[RunningServer]:
+def running(verifier: Path, quirks: Quirks | None = None) -> Generator[RunningServer]:
     """A server within the block."""
     with RunningServer(verifier, quirks or Quirks()) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
