@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -105,6 +106,15 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
             patch.setenv(name, value)
         yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def cpu_engine() -> Iterator[None]:
+    """A worker's settings: this environment's SGLang, on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cpu_variables(sys.executable).items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="module")

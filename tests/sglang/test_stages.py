@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import cpu_variables
 from references import cosine
 
 from eagle3_core.data.tokensets import TokenSet
@@ -34,11 +32,9 @@ ENGINE = {"kv_cache_tokens": 16384, "max_running_requests": 8, "chunked_prefill_
 
 
 @pytest.fixture(scope="module", autouse=True)
-def engine_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A worker's settings: this environment's SGLang, on the CPU."""
+def engine_settings(cpu_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A worker's settings, with a scratch folder that a test can look into."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in cpu_variables(sys.executable).items():
-            patch.setenv(name, value)
         patch.setenv("AERIE_SCRATCH", str(tmp_path_factory.mktemp("scratch")))
         yield
 
