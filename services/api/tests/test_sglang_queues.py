@@ -57,3 +57,14 @@ def test_a_job_that_waits_for_sglang_holds_up_no_other(api, job, document):
     unit = api.worker("w1").take()
 
     assert unit.job_id == other["id"]
+
+
+def test_what_a_running_server_gives_needs_no_sglang_on_the_worker(api, document):
+    server = {"url": "http://10.0.0.7:30000"}
+    asked = document("fox", verifier={"backend": "sglang", "endpoint": server}, extraction={"endpoint": server})
+
+    planned = api.http.post("/jobs:plan", json=asked).json()
+
+    queues = {stage["name"]: stage["queue"] for stage in planned["stages"]}
+    assert (queues["generate"], queues["extract"]) == ("extract", "extract")
+    assert (queues["canary"], queues["evaluate"]) == ("extract-sglang", "evaluate-sglang")

@@ -96,8 +96,14 @@ def stages_of(spec: JobSpec) -> tuple[Stage, ...]:
 
 
 def queue_of(stage: Stage, spec: JobSpec) -> Queue:
-    """Where the units of `stage` wait in a job of `spec`: those that need SGLang, for a worker that has it."""
-    return ON_SGLANG.get(stage.queue, stage.queue) if spec.verifier.backend == "sglang" else stage.queue
+    """Where the units of `stage` wait in a job of `spec`: those that need SGLang, for a worker that has it.
+
+    Answers and states that a running server gives need none on the worker.
+    """
+    server = {"generate": spec.verifier.endpoint, "extract": spec.extraction.endpoint}.get(stage.name)
+    if spec.verifier.backend != "sglang" or server is not None:
+        return stage.queue
+    return ON_SGLANG.get(stage.queue, stage.queue)
 
 
 def reads_of(stage: Stage, spec: JobSpec) -> tuple[StageName, ...]:
