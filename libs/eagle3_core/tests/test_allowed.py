@@ -13,7 +13,7 @@ from eagle3_core.addresses import MetadataServiceRefused, PlainHttpRefused, requ
 from eagle3_core.engine.allowed import EndpointKeyRefused, EndpointNotAllowed, endpoints_of, read_allowed
 from eagle3_core.engine.settings import BadEngineSettings
 from eagle3_core.errors import InvalidRequest
-from eagle3_core.jobs.graph import Slice, StageName, unit_key
+from eagle3_core.jobs.graph import STAGES, Slice, StageName, queue_of, unit_key
 from eagle3_core.jobs.spec import ServerAddress, parse_job
 from eagle3_core.testing import tiny_job
 
@@ -178,3 +178,15 @@ def test_who_answers_makes_other_answers_and_how_fast_he_is_asked_does_not(
     keys = [unit_key(stage, s, Slice(0, 0, 1), {}, {"verifier": "v"}, "tenant") for s in (one, other)]
 
     assert (keys[0] == keys[1]) is same
+
+
+def test_what_a_running_server_does_waits_for_no_worker_with_sglang(tmp_path: Path) -> None:
+    document = job(tmp_path, {"url": "http://a"}, {"url": "http://b"})
+    document["verifier"] |= {"backend": "sglang"}
+    spec = parse_job(document)
+
+    queues = {name: queue_of(STAGES[name], spec) for name in ("canary", "generate", "extract", "evaluate")}
+
+    assert queues == {
+        "canary": "extract-sglang", "generate": "extract", "extract": "extract", "evaluate": "evaluate-sglang",
+    }  # fmt: skip
