@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from eagle3_core.data.samples import HeldOutOverlap
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.testing import tiny_job
@@ -67,3 +68,12 @@ def test_few_held_out_prompts_are_said_before_anything_runs(folder, job):
     assert warning.startswith("19 held-out prompts are few")
     job["evaluation"]["max_prompts"] = 20
     assert preflight(parse_job(job), [folder]).warnings == ()
+
+
+def test_a_val_ratio_that_leaves_nothing_to_train_on_is_refused(folder, job):
+    job["data"]["val_ratio"] = 0.999999
+
+    with pytest.raises(HeldOutOverlap, match="holds out all 12 training conversations") as caught:
+        preflight(parse_job(job), [folder])
+
+    assert caught.value.pointer == "/data/val_ratio"

@@ -227,3 +227,13 @@ def test_what_cannot_be_stored_or_sent_is_refused_where_it_stands(change: str, v
 
     assert caught.value.pointer is not None
     assert caught.value.pointer.startswith(pointer)
+
+
+@pytest.mark.parametrize("name", ["min_mean", "min_ci_low", "min_macro", "min_task"])
+def test_a_gate_that_no_drafter_could_pass_is_refused(name: str):
+    assert parse_job(job(evaluation__num_steps=3, evaluation__gate={name: 3.9}))
+
+    with pytest.raises(InvalidRequest, match="yields at most 4: no drafter would pass") as caught:
+        parse_job(job(evaluation__num_steps=3, evaluation__gate={name: 4.0}))
+
+    assert caught.value.pointer == f"/evaluation/gate/{name}"

@@ -83,11 +83,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def _filled(served: Served, job: dict[str, Any]) -> dict[str, str]:
     """Have one of everything."""
     with httpx.Client(base_url=served.url, headers=served.headers("/"), timeout=60) as http:
+        deletion = http.post("/storage/deletions", json={}).json()["id"]
         posted = http.post("/jobs", json=job)
         assert posted.status_code == 202, posted.text
         assert http.post("/tenants", json={"id": "red"}).status_code == 201
         key = http.post("/keys", json={"name": "spare", "scopes": ["jobs:read"]}).json()["id"]
-        deletion = http.post("/storage/deletions", json={"dataset": "file:///none.jsonl"}).json()["id"]
         claim = {"worker_id": "w1", "incarnation": "1", "queues": ["prep"], "wait_s": 0}
         unit = http.post("/internal/v1/claim", json=claim, headers=served.headers(WORKER_PREFIX)).json()["unit_run_id"]
     return {"job_id": posted.json()["id"], "tenant_id": "red", "key_id": key, "worker_id": "w1", "unit_run_id": unit,

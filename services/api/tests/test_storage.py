@@ -229,6 +229,34 @@ def test_a_deletion_takes_what_was_made_of_a_data_set_and_proves_it(swift: Any):
     assert swift.job(job)["status"] == "succeeded"
 
 
+@pytest.mark.parametrize(
+    "name", ["/data/train.jsonl", "file://localhost/data/train.jsonl", "file:///data/./tr%61in.jsonl"]
+)
+def test_a_data_set_is_known_by_every_form_of_its_path(swift: Any, name: str):
+    swift.post()
+    swift.worker().run()
+
+    proof = swift.http.post("/storage/deletions", json={"dataset": name}).json()
+
+    assert (proof["status"], proof["remaining"]) == ("done", 0)
+    assert proof["objects"] > 0
+    assert not stages_held(swift) & {"prepare", "generate", "extract"}
+
+
+@pytest.mark.parametrize(
+    "name", ["file:///data/trian.jsonl", "train.jsonl", "file://elsewhere/data/train.jsonl", "0" * 64]
+)
+def test_a_data_set_that_no_job_read_proves_nothing(swift: Any, name: str):
+    swift.post()
+    swift.worker().run()
+    before = held(swift)
+
+    answer = swift.http.post("/storage/deletions", json={"dataset": name})
+
+    assert (answer.status_code, answer.json()["code"]) == (404, "storage.dataset_unknown")
+    assert held(swift) == before
+
+
 def test_a_deletion_of_everything_leaves_nothing(swift: Any):
     swift.post()
     swift.worker().run()

@@ -22,7 +22,7 @@ class Store:
 
     def __init__(self, drafter={"name": "tiny", "digest": "d" * 64}):  # noqa: B006 - never changed
         self.files = dict(FILES)
-        self.drafter, self.unfinished = drafter, "running"
+        self.drafter, self.unfinished, self.verdict = drafter, "running", "pass"
         self.list = [
             {"name": n, "size": len(d), "blake3": digest_bytes(d), "href": f"/jobs/job_1/artifacts/{n}"}
             for n, d in FILES.items()
@@ -36,6 +36,7 @@ class Store:
                 "id": "job_1",
                 "status": "succeeded" if self.drafter else self.unfinished,
                 "drafter": self.drafter,
+                "verdict": self.verdict if self.drafter else None,
             }
             return httpx.Response(200, json=job)
         if path.endswith("/artifacts"):
@@ -70,8 +71,18 @@ def test_a_finished_drafter_is_downloaded_under_its_name(store, tmp_path, monkey
     told = strict_json.loads(aerie("download", "job_1", "--json").stdout)
 
     assert found(tmp_path / "tiny") == FILES
-    assert told == {"folder": str(tmp_path / "tiny"), "digest": "d" * 64, "files": list(FILES)}
-    assert "3 files" in aerie("download", "job_1", "--out", str(tmp_path / "other")).stdout
+    assert told == {"folder": str(tmp_path / "tiny"), "digest": "d" * 64, "verdict": "pass", "files": list(FILES)}
+    told = aerie("download", "job_1", "--out", str(tmp_path / "other")).stdout
+    assert "3 files" in told
+    assert "do not serve" not in told
+
+
+def test_a_drafter_that_did_not_pass_is_not_to_be_served(store, tmp_path):
+    store.verdict = "fail"
+
+    told = aerie("download", "job_1", "--out", str(tmp_path / "other")).stdout
+
+    assert "its verdict is fail: do not serve it" in told
 
 
 @pytest.mark.parametrize("there", ["file", "full folder"])

@@ -48,12 +48,19 @@ def download(job: JobId, out: Out = None, url: Url = None, folder: Dir = DEFAULT
             files = download_drafter(api, job, target, done)
     if as_json:
         document(
-            {"folder": str(target), "digest": found["drafter"]["digest"], "files": [file["name"] for file in files]}
+            {
+                "folder": str(target),
+                "digest": found["drafter"]["digest"],
+                "verdict": found.get("verdict"),
+                "files": [file["name"] for file in files],
+            }
         )
     else:
         people().print(
             plain(f"{target}: {len(files)} files of drafter {found['drafter']['digest'][:16]}"), markup=False
         )
+        if found.get("verdict") == "fail":
+            people().print(plain(f"its verdict is fail: do not serve it; `aerie watch {job}` says why"), markup=False)
     return 0
 
 

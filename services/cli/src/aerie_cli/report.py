@@ -98,7 +98,7 @@ def figures_table(job: dict[str, Any]) -> RenderableType:
         "[bold]all[/]", f"[bold]{_number(length['mean'])}[/]", *([f"[bold]{_number(served['mean'])}[/]"] if served else []),
         _interval(length), str(job.get("prompts") or ""),
     )  # fmt: skip
-    positions = ", ".join(_number(p) for p in job.get("acceptance_by_position") or [])
+    positions = ", ".join(_number(p) for p in job.get("acceptance_by_position") or [] if p is not None)
     lines = [
         f"mean over tasks {_number(length.get('macro'))}; accepted at position 1, 2, ...: {positions}",
         f"lossless {'on every prompt' if job.get('lossless') else 'NOT on every prompt'}, near-ties "

@@ -42,7 +42,7 @@ class DataAllMasked(AerieError):
 
 
 class HeldOutOverlap(AerieError):
-    """The prompts that measure the drafter are those that train it."""
+    """What measures or validates the drafter is all that there is to train it."""
 
     code, status = "evaluation.overlap", 422
 

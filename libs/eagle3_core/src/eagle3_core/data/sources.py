@@ -61,6 +61,16 @@ def path_of(uri: str, *, pointer: str | None = None) -> Path:
     return Path(path)
 
 
+def same_source(one: str, other: str) -> bool:
+    """Whether two URIs name one path, in whatever form either was written; no file is looked at."""
+    if one == other:
+        return True
+    try:
+        return os.path.normpath(path_of(one)) == os.path.normpath(path_of(other))
+    except SourceScheme:
+        return False
+
+
 def resolve(uri: str, roots: Sequence[Path], *, pointer: str | None = None) -> Path:
     """The real path that `uri` (`file:///PATH` or an absolute path) names. It may not exist: whoever opens it says what is missing.
 

@@ -251,9 +251,16 @@ def _shared(train: Look, prompts: Look) -> Iterator[str]:
 
 
 def _little_left(ratio: float, train: Look) -> Iterator[str]:
-    """A warning where `data.val_ratio` leaves fewer conversations to train on than it holds out."""
+    """A warning where `data.val_ratio` leaves fewer conversations to train on than it holds out. Raises HeldOutOverlap where
+    it leaves none."""
     total = len(train.keys)
     validated = sum(held_out(i, ratio) for i in range(total))
+    if total and validated == total and train.whole:
+        raise HeldOutOverlap(
+            f"data.val_ratio {ratio} holds out all {total} training conversations and leaves none to train on",
+            remedy="make data.val_ratio smaller, 0.05 is usual",
+            pointer="/data/val_ratio",
+        )
     if 2 * validated > total:
         yield (
             f"data.val_ratio {ratio} holds out {validated} of the {'' if train.whole else 'first '}{total} training "

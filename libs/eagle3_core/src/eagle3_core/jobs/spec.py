@@ -90,6 +90,14 @@ class JobSpec(Section):
                 "training", "max_seq_len",
                 remedy=f"lower training.max_seq_len to {self.data.max_seq_len}, or raise data.max_seq_len to {cut}",
             )  # fmt: skip
+        gate, most = self.evaluation.gate, self.evaluation.num_steps + 1
+        for name in ("min_mean", "min_ci_low", "min_macro", "min_task"):
+            if (least := getattr(gate, name)) is not None and least >= most:
+                raise inconsistent(
+                    f"evaluation.gate.{name} is {least:g}, and a verify call of {most - 1} drafted tokens yields at most "
+                    f"{most}: no drafter would pass", "evaluation", "gate", name,
+                    remedy=f"set evaluation.gate.{name} below {most}, or raise evaluation.num_steps",
+                )  # fmt: skip
         if training.gpus is not None and self.verifier.device == "cpu":
             raise inconsistent(
                 "training.gpus asks for GPUs, and verifier.device is cpu", "training", "gpus",

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from eagle3_core.drafter.build import build
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
-from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import Training
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.shards.manifest import contracts, shared_contract
@@ -28,15 +27,10 @@ from eagle3_core.train.ranks import Ranks
 from eagle3_core.train.replica import Place
 from eagle3_core.train.speed import sentence
 from eagle3_core.verifier.contract import ContractMismatch, agree, differences
+from eagle3_core.verifier.device import NoGpu, pick_device
 
 START = "start"
 """Folder of the untrained drafter, for the ranks."""
-
-
-class NoGpu(AerieError):
-    """Training was to run on GPUs, and this machine shows none."""
-
-    code, status, retryable = "training.no_gpu", 409, True
 
 
 def train(ctx: StageContext) -> Commit:
@@ -142,9 +136,8 @@ def started_drafter(ctx: StageContext, folder: Path) -> Drafter:
 
 
 def _device(ctx: StageContext) -> Literal["cpu", "cuda"]:
-    """Where training runs."""
-    wish = ctx.spec.verifier.device
-    return "cuda" if wish == "cuda" or (wish == "auto" and torch.cuda.is_available()) else "cpu"
+    """Where training runs. Raises NoGpu."""
+    return "cuda" if pick_device(ctx.spec.verifier.device).type == "cuda" else "cpu"
 
 
 def _ranks(ctx: StageContext, device: Literal["cpu", "cuda"]) -> int:

@@ -23,6 +23,7 @@ from eagle3_core.verifier.attention import NAME
 from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, SelfCheckFailed, contract_of_run
 from eagle3_core.verifier.cache import Placement, SlotCache, placed
 from eagle3_core.verifier.contract import CaptureContract
+from eagle3_core.verifier.device import pick_device
 from eagle3_core.verifier.folder import UnsupportedVerifier, number_in
 from eagle3_core.verifier.generation import Pass, generate
 from eagle3_core.verifier.identity import Identity, inspect
@@ -33,13 +34,6 @@ from eagle3_core.verifier.probe import Probe, find_parts, prove_norm, require_nu
 CHECK_TOKENS = 12
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest relative difference of the final states (Frobenius) between our attention and the model's own."""
-
-
-def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device that `device` means on this machine."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:

@@ -44,7 +44,7 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
         return f"{first.stage} unit {first.index} is tried again after a pause"
     if jobs_ahead:
         return f"{jobs_ahead} job{'s' * (jobs_ahead > 1)} of this tenant first"
-    return "every worker that could take it is busy"
+    return "the workers that could take it are busy, or about to ask for work"
 
 
 def _nobody(unit: Unit, fleet: Fleet) -> str:

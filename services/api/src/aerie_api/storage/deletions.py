@@ -37,6 +37,12 @@ class StatesInUse(AerieError):
     code, status = "storage.in_use", 409
 
 
+class DataSetUnknown(AerieError):
+    """No job of the tenant reads such a data set, so that a deletion would prove nothing."""
+
+    code, status = "storage.dataset_unknown", 404
+
+
 class DeletionMissing(AerieError):
     """There is no such deletion."""
 
@@ -52,7 +58,7 @@ class Deletions:
     def delete(self, tenant: str, request: DeletionRequest, caller: Caller | None = None) -> DeletionProof:
         """Delete what `request` of `caller` names and prove it.
 
-        Raises StatesInUse, StoreUnavailable (then it is finished later).
+        Raises DataSetUnknown, StatesInUse, StoreUnavailable (then it is finished later).
         """
         with self._db.write() as session:
             deletion, manifests = self._let_go(session, request, tenant)
@@ -95,6 +101,13 @@ class Deletions:
         repository, now = StorageRepository(session), self._clock()
         stages = tuple(STAGES) if request.everything else TEXT_STAGES
         job_ids = repository.readers(tenant, request.dataset)
+        if request.dataset is not None and not job_ids:
+            raise DataSetUnknown(
+                f"no job here has read {request.dataset!r}: nothing was deleted, and nothing is proved",
+                remedy="name it as a job did (`datasets[].uri` and `evaluation.prompts[].uri` in GET /jobs/ID), or by its content's "
+                "BLAKE3 digest",
+                pointer="/dataset",
+            )
         units = repository.units_of(tenant, job_ids, stages)
         results = repository.results_of(tenant, job_ids, {unit.key for unit in units}, stages)
         keys = {unit.key for unit in units} | {row.key for row in results}

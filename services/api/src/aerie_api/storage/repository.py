@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from aerie_api.db import upsert
 from aerie_api.tables import CommitRow, DeletedObject, Deletion, Job, StoreOwner, Unit
+from eagle3_core.data.sources import same_source
 from eagle3_core.jobs.states import ENDED, UnitState
 from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.keys import Attempt, Owner, Training
@@ -137,7 +138,7 @@ class StorageRepository:
     # -- deletions
 
     def readers(self, tenant: str, dataset: str | None) -> set[str]:
-        """Ids of the tenant's jobs that read `dataset` (a URI, or the digest of its content), or of all of them.
+        """Ids of the tenant's jobs that read `dataset` (its path or URI in any form, or the digest of its content), or of all.
 
         Jobs that were removed count too, as long as results of theirs are held.
         """
@@ -153,7 +154,12 @@ class StorageRepository:
         ]
         if dataset is None:
             return {job_id for job_id, _ in read}
-        digests = {digest for _, sources in read for uri, digest in sources.items() if dataset in (uri, digest)}
+        digests = {
+            digest
+            for _, sources in read
+            for uri, digest in sources.items()
+            if dataset == digest or same_source(uri, dataset)
+        }
         return {job_id for job_id, sources in read if digests & set(sources.values())}
 
     def living(self, tenant: str, job_ids: Collection[str]) -> set[str]:
