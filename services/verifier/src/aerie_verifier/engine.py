@@ -129,7 +129,7 @@ class Capture:
         if prenorm_NH is None or prenorm_NH.shape != kept_NH.shape:
             raise CaptureMisconfigured(
                 f"this model's final norm did not hand out its input for {len(kept_NH)} tokens",
-                remedy='set final to "post", which every reader honours, or use another model',
+                remedy='use another model, or capture with final "post" for a reader of your own: jobs of Aerie want "pre"',
             )
         return prenorm_NH
 

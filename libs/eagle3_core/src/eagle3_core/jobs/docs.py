@@ -15,9 +15,12 @@ HEAD = """# A job, field by field
 
 This page is made from the job model (`python -m eagle3_core.jobs.docs`). A job is one JSON (or YAML) document; fields
 that are not listed here are refused. What this version cannot do has no field: engines other than transformers and SGLang,
-several machines for one verifier or one training, quantized verifiers and such with code of their own, training data or
-states from buckets or hubs, going on from another drafter, evaluation during training, trackers, retention of one job's
-states. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
+several machines for one verifier or one training, data or expert parallelism and free arguments of the engine, quantized
+verifiers and such with code of their own, datasets of token ids, training data or states from buckets or hubs and so
+credentials for them, states that someone else captured, training on states that are never stored, optimizers other than
+AdamW, kinds and replicas of GPUs, going on from another drafter, a comparison with the drafter in service, evaluation during
+training, trackers, retention of one job's states. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it
+runs.
 """
 
 
