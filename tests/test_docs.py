@@ -3,8 +3,12 @@
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import pytest
+
+from aerie_api.settings import Settings, read_settings
 from eagle3_core.engine.allowed import endpoints_of, read_allowed
 from eagle3_core.jobs.docs import render
 from eagle3_core.jobs.spec import parse_job
@@ -25,6 +29,40 @@ def test_the_error_page_is_made_from_the_code():
     ]()  # here torch may be loaded already: 10 s of CPU
 
     assert (ROOT / "docs/errors.md").read_text() == made, "run: .venv/bin/python docs/make_errors.py > docs/errors.md"
+
+
+def test_the_settings_page_is_the_settings_model():
+    made = runpy.run_path(str(ROOT / "docs/make_settings.py"))["render"]()
+
+    assert (ROOT / "docs/settings.md").read_text() == made, (
+        "run: .venv/bin/python docs/make_settings.py > docs/settings.md"
+    )
+
+
+def test_the_variables_of_the_cluster_page_are_read_by_the_programs_that_it_starts():
+    page = (ROOT / "docs/cluster.md").read_text()
+    api, worker = page.split("## A worker")
+    sources = "".join(
+        p.read_text() for part in ("worker", "api") for p in (ROOT / f"services/{part}/src").rglob("*.py")
+    )
+
+    known = {f"AERIE_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall("AERIE_[A-Z_]+", api)) <= known
+    assert all(name in sources for name in re.findall("AERIE_[A-Z0-9_]+", worker))
+
+
+def test_the_api_of_the_cluster_page_has_settings_that_validate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "db.password").write_text("secret")
+    block = re.search(r"```bash\n(.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
+    assert block is not None
+    for line in block[1].splitlines():
+        for pair in shlex.split(line)[1:] if line.startswith("export ") else []:
+            monkeypatch.setenv(*pair.replace("/etc/aerie", str(tmp_path)).split("=", 1))
+
+    settings = read_settings()
+
+    assert (settings.port, settings.store) == (8000, "s3://aerie?endpoint=https://s3.example")
+    assert settings.broker_url_file == tmp_path / "redis.url"
 
 
 def test_no_page_holds_a_placeholder():

@@ -52,7 +52,7 @@ def stubborn(ctx: StageContext) -> Commit:
     """Ignore SIGTERM, with a process of its own that would outlive it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     offspring = subprocess.Popen(
-        [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"]
+        [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.alarm(600); signal.pause()"]
     )
     ctx.progress(0, 1, "steps", note=f"stubborn {os.getpid()} {offspring.pid}")
     while True:

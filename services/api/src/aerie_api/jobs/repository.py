@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from aerie_api.tables import LIVING, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.states import JobStatus
 
 
 class JobMissing(AerieError):
@@ -90,8 +91,9 @@ class JobRepository:
         return list(self.session.scalars(query))
 
     def ahead_of(self, job: Job) -> int:
-        """How many living jobs of the tenant go before `job`."""
-        query = select(func.count()).select_from(Job).where(Job.tenant == self.tenant, Job.status.in_(LIVING))
+        """How many jobs of the tenant go before `job`: living ones that nobody has paused."""
+        going = [status for status in LIVING if status != JobStatus.PAUSED]
+        query = select(func.count()).select_from(Job).where(Job.tenant == self.tenant, Job.status.in_(going))
         before = or_(Job.rank < job.rank, and_(Job.rank == job.rank, Job.number < job.number))
         return self.session.scalar(query.where(before)) or 0
 
