@@ -165,8 +165,11 @@ class Feed:
         facts = [self._facts[i] for i in batch]
         return Rows(sum(f.tokens for f in facts), sum(f.supervised for f in facts), sum(f.pairs for f in facts))
 
-    def load(self, batch: Sequence[int]) -> PackedBatch:
-        """The samples `batch` end to end, with their plan and the rows of its work. Raises what the shards raise, MissingFinalState."""
+    def load(self, batch: Sequence[int], *, pinned: bool = False) -> PackedBatch:
+        """The samples `batch` end to end, with their plan and the rows of its work. Raises what the shards raise, MissingFinalState.
+
+        `pinned`: states are laid straight into memory that a GPU reads by itself.
+        """
         ids: list[Tensor] = []
         masks: list[np.ndarray] = []
         aux: list[Tensor] = []
@@ -186,7 +189,7 @@ class Feed:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in ids])]).astype(np.int64)
         plan = plan_chains(np.concatenate(masks), offsets, self._steps, self._rule)
         packed = PackedBatch(
-            torch.cat(ids), offsets, torch.cat(aux), torch.cat(final), torch.cat(rows), plan, tuple(batch),
+            torch.cat(ids), offsets, _joined(aux, pinned), _joined(final, pinned), torch.cat(rows), plan, tuple(batch),
             lay_out(plan, offsets),
         )  # fmt: skip
         _require_states(packed)
@@ -240,6 +243,14 @@ def _nothing_to_learn(samples: Samples, cut: int | None) -> NoSupervision:
         none + (f" within its first {cut} tokens" if cut else ""),
         remedy="check the chat template's mask, or raise training.max_seq_len if answers begin behind it",
     )
+
+
+def _joined(parts: Sequence[Tensor], pinned: bool) -> Tensor:
+    """Rows [n_i, C] on top of one another."""
+    if not pinned:
+        return torch.cat(list(parts))
+    whole = torch.empty(sum(map(len, parts)), parts[0].shape[1], dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(list(parts), out=whole)
 
 
 def _grouped(batches: Sequence[Pass], size: int) -> list[Group]:

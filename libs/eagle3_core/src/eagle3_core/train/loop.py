@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -101,7 +102,8 @@ class Trainer:
         self._speed.start()
         cursor = self._cursor
         # One window over the whole run: an epoch's end or a validation does not begin with an empty one.
-        with Prefetch(self._feed.load, self._ahead(cursor), self._device, self._workers) as self._data:
+        load = partial(self._feed.load, pinned=self._device.type == "cuda")
+        with Prefetch(load, self._ahead(cursor), self._device, self._workers) as self._data:
             while not cursor.finished:
                 for group in self._groups(cursor.epoch, cursor.group, cursor.step):
                     self._honour_stop()

@@ -162,9 +162,14 @@ class Verifier(Protocol):
         ...
 
 
+def all_finite(values: Tensor) -> bool:
+    """Whether no element is NaN or infinite. One pass: `isfinite().all()` makes four, 80 ms of CPU for 25 MB and not 3."""
+    return values.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(values))
+
+
 def require_finite(sample_id: str, aux_T3H: Tensor, final_MH: Tensor, aux_layers: Sequence[int]) -> None:
     """Raise StatesNotFinite, naming the sample, the layer and the first bad row, unless every state is a number."""
-    if bool(torch.isfinite(aux_T3H).all()) and bool(torch.isfinite(final_MH).all()):
+    if all_finite(aux_T3H) and all_finite(final_MH):
         return
     parts = [
         (f"the input of layer {layer}", part) for layer, part in zip(aux_layers, aux_T3H.chunk(3, -1), strict=True)
