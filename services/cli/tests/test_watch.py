@@ -253,7 +253,7 @@ def test_bars_show_every_stage_whole_on_a_terminal_of_any_width(width):
     assert " 50 %" in train
     assert "1:02:05 left" in train
     assert len(train) <= width
-    assert ("2 steps/s" in train) == (width >= 72)
+    assert ("2.0 steps/s" in train) == (width >= 72)
 
 
 def test_below_the_bars_stands_when_all_will_be_done_or_what_is_waited_for(monkeypatch):
