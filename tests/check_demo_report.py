@@ -37,6 +37,12 @@ PROMISES: dict[str, Callable[[Report], bool]] = {
     "the interval holds the mean": lambda r: (
         r["acceptance_length"]["ci_low"] <= r["acceptance_length"]["mean"] <= r["acceptance_length"]["ci_high"]
     ),
+    "every task has an interval around its mean": lambda r: all(
+        task["ci_low"] <= task["mean"] <= task["ci_high"] for task in r["acceptance_length"]["by_task"].values()
+    ),
+    "a speed-up is predicted, and called so": lambda r: (
+        r["predicted_speedup"]["factor"] > 0 and r["predicted_speedup"]["kind"].startswith("predicted")
+    ),
     "lossless is true": lambda r: r["lossless"] is True,
     "near_tie_share is 0 in float32": lambda r: r["near_tie_share"] == 0,
     "seen_ngram_share is a share": lambda r: _share(r["seen_ngram_share"]),

@@ -81,6 +81,21 @@ def test_a_folder_that_cannot_be_written_is_named(stage):
 
 
 @pytest.mark.slow
+def test_every_stage_runs_by_its_own_command_after_those_it_reads(stage):
+    for name in ("canary", "evaluate", "package"):
+        status, told, said = stage.run(name)
+        assert (status, told["stage"], told["reused_units"]) == (0, name, 0), said
+
+    again = {name: stage.run(name)[1] for name in ("prepare", "generate", "train", "package")}
+
+    assert all(told["reused_units"] == told["units"] > 0 for told in again.values())
+    [manifest] = again["package"]["manifests"]
+    listed = strict_json.loads((stage.folder / "stages/objects" / manifest["key"]).read_bytes())
+    names = {file["name"] for file in listed["files"]}
+    assert {"sglang/model.safetensors", "speculators/model.safetensors", "card.md"} <= names
+
+
+@pytest.mark.slow
 def test_a_stage_that_is_stopped_saves_and_goes_on_when_it_is_run_again(stage):
     stage.document["training"] |= {"epochs": 5000, "checkpoint_every_steps": 20}
     ended = []

@@ -223,6 +223,22 @@ def test_the_exit_status_tells_how_a_job_ended(finished, status):
     assert status_of_job(finished) == status
 
 
+@pytest.mark.parametrize(("verdict", "status"), [("pass", 0), ("fail", 3)])
+def test_a_drafter_that_did_not_pass_ends_the_command_with_a_status_of_its_own(monkeypatch, verdict, status):
+    ended = job("succeeded", stage("package", "succeeded", 100), verdict=verdict, reasons=["below 2.0"])
+    real, answer = httpx.Client, lambda _: httpx.Response(200, json=ended)
+    monkeypatch.setattr(
+        "aerie_cli.client.httpx.Client", lambda **more: real(**{**more, "transport": httpx.MockTransport(answer)})
+    )
+    from typer.testing import CliRunner
+
+    from aerie_cli.main import app
+
+    told = CliRunner().invoke(app, ["watch", "job_1", "--url", "http://aerie"])
+
+    assert told.exit_code == status, told.output
+
+
 def bars(width: int, **more) -> list[str]:
     """The lines of the bars of a half trained job on a terminal of `width` columns."""
     console = Console(width=width, record=True, file=StringIO(), force_terminal=True)
