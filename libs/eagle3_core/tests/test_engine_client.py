@@ -15,7 +15,6 @@ from eagle3_core.engine import client as client_module
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.concurrency import Concurrency
 from eagle3_core.engine.refusals import RequestRefused, ServerBusy, ServerFailed
-from eagle3_core.errors import AerieError
 
 
 class Loopback(ThreadingHTTPServer):
@@ -156,7 +155,7 @@ def test_a_question_is_asked_again_like_a_request(server: Loopback) -> None:
     server.answer = lambda body, time: (503, {}) if time < 3 else (200, {"echo": 0})
     client = server.client
 
-    assert client.patiently(lambda: client.post("/tokenize", {"n": 0}), lambda: None) == {"echo": 0}
+    assert client.patiently("/tokenize", {"n": 0}, lambda: None) == {"echo": 0}
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,14 +173,6 @@ def test_a_refusal_ends_the_whole_at_once_in_the_servers_words(server: Loopback)
         list(server.client.each(bodies(1), most=4))
 
     assert server.asked[0] == 1
-
-
-def test_the_plug_ins_own_error_comes_back_as_it_is(server: Loopback) -> None:
-    problem = AerieError("the sink is full", remedy="free some room").problem()
-    server.answer = lambda body, time: (400, {"message": json.dumps(problem)})
-
-    with pytest.raises(AerieError, match="the sink is full"):
-        server.client.post("/generate", {"n": 0})
 
 
 def test_an_answer_that_is_no_json_is_the_servers_fault(server: Loopback) -> None:

@@ -4,30 +4,33 @@ A request that the server turns away, or that fails for a reason that can pass, 
 random share each time, so that those turned away together do not come back together; a server that says when to come back
 (`Retry-After`) is left alone until then. What else goes wrong ends the whole, with the server's own words. No redirect is
 followed: the address is one that the operator allowed, and where it points to is not. A key goes into one header of each
-request and into no error.
+request and into no error (`engine.heard`). However slowly an answer comes, byte by byte if need be, its time is bounded.
 """
 
 from __future__ import annotations
 
 import heapq
 import http.client
+import io
 import json
 import random
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
 from eagle3_core.addresses import require_no_metadata_service
 from eagle3_core.engine.concurrency import Concurrency
+from eagle3_core.engine.heard import Ear, is_count
 from eagle3_core.engine.refusals import ServerBusy, ServerFailed, answered_error
 from eagle3_core.errors import AerieError
-from eagle3_core.telemetry.secrets import hide
 
 ANSWER_S = 3600.0
 """Longest time that an answer may take: one of 32k tokens at 10 tokens a second, the slowest that is still of use."""
@@ -77,8 +80,38 @@ class Connections:
             self._closed = True
             for connection in self._open:
                 if (sock := connection.sock) is not None:
-                    with suppress(OSError):
-                        sock.shutdown(2)
+                    with suppress(
+                        OSError
+                    ):  # the plain socket's: TLS would take its state from under the thread that reads
+                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _Until(io.RawIOBase):
+    """What comes over a connection until a moment, however often a little of it comes."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, until: float) -> None:
+        self._raw, self._sock, self._until = raw, sock, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError("the whole answer took too long")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that is whole at a moment, or none."""
+
+    def __init__(self, until: float, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Until(self.fp.detach(), sock, until))
 
 
 class Client:
@@ -95,19 +128,17 @@ class Client:
         self.url, self._prefix, self._answer_s = url.rstrip("/"), parts.path.rstrip("/"), answer_s
         self._host, self._port = parts.hostname or "", parts.port
         self._secure, self._key, self._failed = parts.scheme == "https", key, failed
+        self._ear = Ear(key)
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self, answer_s: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=min(STATUS_S, self._answer_s))
-
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        connection.connect()
-        require_no_metadata_service(self.url, connection.sock)
-        connection.sock.settimeout(self._answer_s)
+        connection = kind(self._host, self._port, timeout=min(STATUS_S, answer_s))
+        connection.response_class = partial(_Answer, time.monotonic() + answer_s)  # pyright: ignore[reportAttributeAccessIssue]
+        return connection
 
     def status(self, path: str) -> int | None:
         """The status with which a GET is answered; None where nobody answers within a few seconds."""
-        connection = self._connection()
+        connection = self._connection(STATUS_S)
         try:
             connection.request("GET", self._prefix + path)
             with connection.getresponse() as answer:  # an answer that is not closed keeps its socket
@@ -117,69 +148,65 @@ class Client:
         finally:
             connection.close()
 
-    def get(self, path: str) -> Any:
-        """The JSON answer to a GET. Raises ServerFailed, ServerBusy."""
-        return self._ask("GET", path, None, Connections())
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object that answers a GET. Raises ServerFailed, ServerBusy."""
+        return self.send(path, None, Connections())
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to a JSON request. Raises ServerFailed, ServerBusy, and what the capture plug-in answers."""
-        return self._ask("POST", path, body, Connections())
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object that answers a JSON request. Raises ServerFailed, ServerBusy, and what the capture plug-in answers."""
+        return self.send(path, body, Connections())
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, open_now: Connections) -> Any:
-        connection = self._connection()
+    def send(self, path: str, body: Mapping[str, Any] | None, open_now: Connections) -> dict[str, Any]:
+        """As `post`, without a body as `get`, over a connection that `open_now` knows."""
+        answer_s = self._answer_s if body is not None else min(STATUS_S, self._answer_s)
+        connection = self._connection(answer_s)
         open_now.add(connection)
         try:
-            self._connect(connection)
-            data = None if body is None else json.dumps(body).encode()
-            headers = {"Content-Type": "application/json", "Accept": "application/json"}
-            if self._key:
-                headers["Authorization"] = f"Bearer {self._key}"
-            connection.request(method, self._prefix + path, data, headers)
-            with connection.getresponse() as answer:
-                said = answer.read(MOST_ANSWER_BYTES + 1)
-            if len(said) > MOST_ANSWER_BYTES:
-                raise ValueError(f"more than {MOST_ANSWER_BYTES} bytes")
-            if answer.status != 200:
-                raise self._without_key(answered_error(self.url, answer, said))
-            return json.loads(said)
+            status, headers, said = self._exchange(connection, path, body, answer_s)
+            if status == 200:
+                return self._ear.document(said)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._failed(
-                f"{self.url}{path} got no answer: {type(error).__name__}: {error}",
+                f"{self.url}{path} got no answer: {type(error).__name__}: {self._ear.text(str(error))}",
                 remedy="see whether the server still runs, and its log",
             ) from None
         finally:
             open_now.drop(connection)
+        raise answered_error(self.url, status, headers, said, self._ear)
 
-    def _without_key(self, error: AerieError) -> AerieError:
-        """`error` as the server said it, should it have repeated the key."""
-        error.detail = hide(error.detail, [self._key])
-        error.args = (error.detail,)
-        return error
+    def _exchange(
+        self, connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None, answer_s: float
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Status, headers and body of an answer, as they came."""
+        connection.connect()
+        require_no_metadata_service(self.url, connection.sock)
+        connection.sock.settimeout(answer_s)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        connection.request("GET" if body is None else "POST", self._prefix + path, data, headers)
+        with connection.getresponse() as answer:
+            said = answer.read(MOST_ANSWER_BYTES + 1)
+        if len(said) > MOST_ANSWER_BYTES:
+            raise ValueError(f"more than {MOST_ANSWER_BYTES} bytes")
+        return answer.status, answer.headers, said
 
-    def patiently(self, ask: Callable[[], Any], check: Callable[[], None]) -> Any:
-        """What `ask` gives, tried again as `each` does. `check` raises to stop waiting."""
-        for tries in range(1, TRIES + 1):
-            try:
-                return ask()
-            except AerieError as error:
-                if not error.retryable or tries == TRIES or (pause := pause_s(error, tries)) > MOST_PAUSE_S:
-                    raise
-                until = time.monotonic() + pause
-                while (left := until - time.monotonic()) > 0:
-                    check()
-                    time.sleep(min(left, LOOK_S))
-        raise AssertionError
+    def patiently(self, path: str, body: Mapping[str, Any] | None, check: Callable[[], None]) -> dict[str, Any]:
+        """The answer to one request, a GET without `body`, tried again and waited for as `each` does."""
+        ((_, answer),) = self.each([body], most=1, path=path, check=check)
+        return answer
 
     def each(
         self,
-        bodies: Sequence[Mapping[str, Any]],
+        bodies: Sequence[Mapping[str, Any] | None],
         *,
         most: int,
         steady: bool = False,
         path: str = "/generate",
         check: Callable[[], None] = lambda: None,
-    ) -> Iterator[tuple[int, Any]]:
-        """The answers to `bodies`, each with its place among them, as they come; at most `most` in flight.
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The answers to `bodies`, each with its place among them, as they come; at most `most` in flight. None is a GET.
 
         How many are is found by trying, unless `steady` asks for `most` from the start: to measure what that many cost.
         `check` is called between answers and at least twice a second; what it raises ends the whole, as does leaving
@@ -193,15 +220,13 @@ class Client:
         finally:
             flight.abandon()
 
-    def send(self, path: str, body: Mapping[str, Any], open_now: Connections) -> Any:
-        """As `post`, over a connection that `open_now` knows."""
-        return self._ask("POST", path, body, open_now)
-
 
 class _Flight:
     """Requests in flight. Only its own thread touches it; the threads that ask put what they hear into a queue."""
 
-    def __init__(self, client: Client, path: str, bodies: Sequence[Mapping[str, Any]], pace: Concurrency) -> None:
+    def __init__(
+        self, client: Client, path: str, bodies: Sequence[Mapping[str, Any] | None], pace: Concurrency
+    ) -> None:
         self._client, self._path, self._bodies = client, path, bodies
         self._pace = pace
         self._fresh = deque(range(len(bodies)))
@@ -220,7 +245,7 @@ class _Flight:
         """Whether every answer has come."""
         return not self._fresh and not self._due and not self._flying
 
-    def step(self) -> Iterator[tuple[int, Any]]:
+    def step(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Send what may be sent, then wait a moment for an answer."""
         now = time.monotonic()
         while self._flying < self._pace.limit and (place := self._next(now)) is not None:
@@ -279,8 +304,8 @@ class _Flight:
         self._connections.close()
 
 
-def _tokens_of(answer: Any) -> int:
+def _tokens_of(answer: Mapping[str, Any]) -> int:
     """Tokens that an answer cost, by SGLang's count or OpenAI's; 0 where it does not say."""
-    counts = (answer.get("meta_info") or answer.get("usage") or {}) if isinstance(answer, dict) else {}
-    said = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    return sum(count for count in said if isinstance(count, int))
+    counts = answer.get("meta_info") or answer.get("usage")
+    said = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(counts, dict) else []
+    return sum(count for count in said if is_count(count))

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from eagle3_core.engine.client import Client
-from eagle3_core.engine.refusals import RequestRefused, ServerFailed
+from eagle3_core.engine.refusals import RequestRefused
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import ServerAddress
 from eagle3_core.verifier.identity import Identity
@@ -137,12 +137,12 @@ class Proof:
         server offers no way to ask it. Raises OtherVerifier."""
         body = {"model": (*served.names, "")[0], "prompt": PROOF_TEXT, "add_special_tokens": False}
         try:
-            answer = self.client.patiently(lambda: self.client.post("/tokenize", body), self.check)
+            answer = self.client.patiently("/tokenize", body, self.check)
         except RequestRefused as error:
             if type(error) is RequestRefused:
                 return []
             raise
-        have, (want, _) = answer.get("tokens") if isinstance(answer, dict) else None, tokens_of(PROOF_TEXT)
+        have, (want, _) = answer.get("tokens"), tokens_of(PROOF_TEXT)
         if have != want:
             listed: list[Any] = have if isinstance(have, list) else []
             pairs = zip(listed, want, strict=False)
@@ -160,16 +160,11 @@ class Proof:
     def _said(self, path: str) -> dict[str, Any] | None:
         """What the server says there; None where it has nothing to say."""
         try:
-            found = self.client.patiently(lambda: self.client.get(path), self.check)
+            return self.client.patiently(path, None, self.check)
         except RequestRefused as error:
             if type(error) is RequestRefused:  # it has no such route; a redirect or a wrong key is another matter
                 return None
             raise
-        if not isinstance(found, dict):
-            raise ServerFailed(
-                f"{self.client.url}{path} answers no JSON object", remedy="name a server of vLLM or SGLang"
-            )
-        return found
 
     def _other(self, have: str, want: str, remedy: str) -> OtherVerifier:
         return OtherVerifier(

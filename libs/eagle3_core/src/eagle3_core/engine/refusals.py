@@ -1,20 +1,35 @@
 """What a server's answer means that is none: it is too busy, wants another key, points elsewhere, or refuses the request.
 
-Every one names the server and says what it said, since nobody here can see its log.
+Every one names the server and says what it said, since nobody here can see its log. What kind of error it is, and whether to
+try again, is decided here: a server's own word counts for the failures of our capture plug-in, and for nothing else.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http.client import HTTPResponse
+from http.client import HTTPMessage
+from typing import Any
 
+from eagle3_core.engine.heard import Ear
 from eagle3_core.errors import AerieError
 
 BUSY = frozenset({429, 503})
 """Statuses by which a server says that it has too much to do."""
+MOST_RETRY_AFTER_S = 1e10
+"""Three hundred years: no server means more, and a larger number is one to no clock."""
+OF_PLUGIN: Mapping[str, tuple[str, bool]] = {
+    "capture.request": ("This request for hidden states cannot be carried out.", False),
+    "capture.missing": ("The engine answered, but its states did not reach the sink.", True),
+    "capture.incomplete": ("The engine's states of a prompt are not whole.", True),
+    "capture.layers": ("The engine cannot capture the layers that were asked for.", False),
+    "capture.stalled": ("The sink of captured states took nothing for longer than it may.", True),
+    "capture.sink": ("Captured states could not be written.", True),
+    "store.full": ("The store has no room.", True),
+}
+"""What our plug-in answers with: what it means, and whether the same request again can help."""
 
 
 class ServerFailed(AerieError):
@@ -53,34 +68,56 @@ class KeyNotTaken(RequestRefused):
     code, status, retryable = "endpoint.key_not_taken", 502, False
 
 
-def answered_error(url: str, answer: HTTPResponse, body: bytes) -> AerieError:
+def answered_error(url: str, status: int, headers: HTTPMessage, body: bytes, ear: Ear) -> AerieError:
     """The error that the server at `url` answered with: the plug-in's own where the message holds one."""
-    status, text = answer.status, body.decode(errors="replace")
-    said = f"{url} answered {status}: {text[:500]}"
+    said = f"{url} answered {status}: {ear.text(body)}"
     if status in BUSY:
-        return ServerBusy(said, remedy="send fewer requests at a time", retry_after_s=_retry_after(answer))
+        return ServerBusy(said, remedy="send fewer requests at a time", retry_after_s=_retry_after(headers))
     if 300 <= status < 400:
-        to = answer.getheader("Location") or "nowhere"
+        to = ear.text(headers.get("Location") or "nowhere", 200)
         remedy = "name the address where it really serves, and have the operator list that one"
-        return Redirected(f"{url} answered {status} and points to {to:.200}: no redirect is followed", remedy=remedy)
+        return Redirected(f"{url} answered {status} and points to {to}: no redirect is followed", remedy=remedy)
     if status in (401, 403):
         remedy = "name the right key (`key` beside `url`), or have the operator renew it in its file"
         return KeyNotTaken(said, remedy=remedy)
+    kind = RequestRefused if 400 <= status < 500 else ServerFailed
+    return _of_plugin(url, status, body, ear) or kind(said, remedy="mend the request, or the server")
+
+
+def _of_plugin(url: str, status: int, body: bytes, ear: Ear) -> AerieError | None:
+    """The failure of our plug-in that `body` holds, in its words and of our type; None where it holds none."""
     try:
-        document = json.loads(text)
-        message = document.get("message") or (document.get("error") or {}).get("message") or document.get("detail")
-        return AerieError.from_problem(json.loads(message))
-    except (ValueError, TypeError, AttributeError):
-        kind = RequestRefused if 400 <= status < 500 else ServerFailed
-        return kind(said, remedy="mend the request, or the server")
+        problem = ear.document(_message(ear.document(body)))
+    except ValueError:
+        return None
+    code, remedy = problem.get("code"), problem.get("remedy")
+    if not isinstance(code, str) or code not in OF_PLUGIN:
+        return None
+    title, retryable = OF_PLUGIN[code]
+    error = AerieError.from_problem({
+        "code": code, "title": title, "status": 502,
+        "detail": f"{url} answered {status}: {ear.text(str(problem.get('detail') or title))}",
+        "remedy": f"{url} says: {ear.text(remedy)}" if isinstance(remedy, str) and remedy else "see the server's log",
+    })  # fmt: skip
+    error.retryable = retryable  # type: ignore[misc]
+    return error
 
 
-def _retry_after(answer: HTTPResponse) -> float:
+def _message(document: Mapping[str, Any]) -> str:
+    """The message in an answer that says what went wrong, wherever SGLang's versions put it."""
+    inner = document.get("error")
+    nested = inner.get("message") if isinstance(inner, dict) else None
+    found = document.get("message") or nested or document.get("detail")
+    return found if isinstance(found, str) else ""
+
+
+def _retry_after(headers: HTTPMessage) -> float:
     """Seconds for which the server wants to be left alone (RFC 9110, 10.2.3); 0 where it does not say."""
-    said = (answer.getheader("Retry-After") or "").strip()
-    with suppress(ValueError):
+    said = (headers.get("Retry-After") or "").strip()
+    with suppress(ValueError, OverflowError):
         if said.isdigit():
-            return float(said)
+            return min(float(said), MOST_RETRY_AFTER_S)
         at = parsedate_to_datetime(said)
-        return max(0.0, (at - datetime.now(UTC)).total_seconds()) if at.tzinfo is not None else 0.0
+        left = (at - datetime.now(UTC)).total_seconds() if at.tzinfo is not None else 0.0
+        return min(max(0.0, left), MOST_RETRY_AFTER_S)
     return 0.0

@@ -150,7 +150,7 @@ class EndpointAnswers:
 
     def _ask(self, dialect: Dialect, prompt: Prompt, wanted: Wanted) -> Answer:
         body = dialect.body(prompt, wanted)
-        return dialect.read(self.client.patiently(lambda: self.client.post(dialect.path, body), self.check), prompt)
+        return dialect.read(self.client.patiently(dialect.path, body, self.check), prompt)
 
     def _prove_seed(self, dialect: Dialect, first: Prompt, how: Decoding) -> None:
         if self.spec.data.regenerate.seed is None:

@@ -161,7 +161,7 @@ class EndpointStates:
     def _said(self) -> CaptureFacts:
         """What the plug-in says. Raises CaptureNotOffered, CaptureDiffers."""
         try:
-            said = self.client.patiently(lambda: self.client.get(CAPTURE_ROUTE), self.check)
+            said = self.client.patiently(CAPTURE_ROUTE, None, self.check)
         except RequestRefused as error:
             if type(error) is not RequestRefused:
                 raise
@@ -209,7 +209,7 @@ class EndpointStates:
 
     def _try(self, facts: CaptureFacts) -> None:
         """One capture, from the request to its states in this process."""
-        answer = self.client.patiently(lambda: self.client.post("/generate", capture_request(PROOF)), self.check)
+        answer = self.client.patiently("/generate", capture_request(PROOF), self.check)
         receipt = receipt_of(answer, PROOF)
         try:
             _ = self._expected(facts).take(receipt, PROOF)
