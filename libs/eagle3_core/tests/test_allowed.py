@@ -21,7 +21,7 @@ AT = "/verifier/endpoint"
 
 
 def settings(tmp_path: Path, url: str = "https://b", **entry: Any) -> dict[str, str]:
-    (tmp_path / "key").write_text("the-key-of-b\n")
+    (tmp_path / "key").write_text("the-key-of-b-0123456789\n")
     keys = {"prod": {"file": str(tmp_path / "key"), "endpoint": url, **entry}}
     return {"AERIE_ENDPOINTS": f"http://10.0.0.7:30000/ {url}", "AERIE_ENDPOINT_KEYS": json.dumps(keys)}
 
@@ -37,8 +37,47 @@ def test_only_servers_that_the_operator_lists_may_be_named_to_the_letter(tmp_pat
 
 
 def test_without_settings_no_server_may_be_named() -> None:
-    with pytest.raises(EndpointNotAllowed, match=r"\(none\)"):
+    with pytest.raises(EndpointNotAllowed, match="https://b is none of the servers"):
         read_allowed({}).client(ServerAddress(url="https://b"), "t", AT)
+
+
+def test_a_refusal_tells_no_tenant_which_servers_there_are(tmp_path: Path) -> None:
+    with pytest.raises(EndpointNotAllowed) as caught:
+        read_allowed(settings(tmp_path)).client(ServerAddress(url="http://a"), "t", AT)
+
+    assert "10.0.0.7" not in json.dumps(caught.value.problem())
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://svc:topsecret@gw:1", "holds a name or a password"),
+        ("https://topsecret@gw", "holds a name or a password"),
+        ("http://topsecret:99999", "has a port, or brackets"),
+        ("http://topsecret:x", "has a port, or brackets"),
+        ("http://[::1", "has a port, or brackets"),
+        ("http://topsecret:0", "has port 0"),
+        ("http:///topsecret", "is no https://host:port"),
+        ("topsecret:80", "is no https://host:port"),
+        ("http://topsecret,http://b", "port, or brackets|is no https"),
+        ("http://a/?key=topsecret", "is no https://host:port"),
+    ],
+)
+def test_an_address_that_is_listed_wrongly_is_said_by_its_place_and_not_shown(url: str, words: str) -> None:
+    with pytest.raises(BadEngineSettings, match=f"AERIE_ENDPOINTS: address 2 ({words})") as caught:
+        read_allowed({"AERIE_ENDPOINTS": f"https://good:1 {url}"})
+
+    assert "topsecret" not in json.dumps(caught.value.problem())
+
+
+def test_a_key_that_could_be_a_word_is_refused(tmp_path: Path) -> None:
+    environment = settings(tmp_path)
+    (tmp_path / "key").write_text("opensesame12345")
+
+    with pytest.raises(EndpointKeyRefused, match="fewer than 16 characters") as caught:
+        read_allowed(environment).client(ServerAddress(url="https://b", key="prod"), "t", AT)
+
+    assert "opensesame" not in json.dumps(caught.value.problem())
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,7 @@ def test_a_server_that_is_not_listed_is_never_asked(
     server = serve()
     monkeypatch.setenv("AERIE_ENDPOINTS", "https://models.example")
 
-    with pytest.raises(
-        EndpointNotAllowed, match=r"none of the servers that the operator lists \(https://models.example\)"
-    ):
+    with pytest.raises(EndpointNotAllowed, match=r"none of the servers that the operator lists$"):
         answers_of(house.context(server, {}))
 
     assert server.asked == []

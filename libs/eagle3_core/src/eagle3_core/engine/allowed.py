@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
@@ -30,6 +31,9 @@ from eagle3_core.jobs.spec import JobSpec, ServerAddress
 
 ANSWERS_AT, STATES_AT = "/verifier/endpoint", "/extraction/endpoint"
 """Where a job names the servers that write its answers and give its states."""
+
+LEAST_KEY_CHARS = 16
+"""A shorter key is guessed, and hiding it would hide words."""
 
 
 class EndpointNotAllowed(AerieError):
@@ -69,7 +73,7 @@ class Allowed(EngineConfig):
         """
         if (url := server.url.rstrip("/")) not in self.urls:
             raise EndpointNotAllowed(
-                f"{server.url} is none of the servers that the operator lists ({', '.join(self.urls) or 'none'})",
+                f"{server.url} is none of the servers that the operator lists",  # which these are is no tenant's to know
                 remedy=f"have the operator list it in AERIE_ENDPOINTS, or leave {pointer[1:].replace('/', '.')} out",
                 pointer=f"{pointer}/url",
             )
@@ -105,10 +109,36 @@ def endpoints_of(spec: JobSpec) -> list[tuple[ServerAddress, str]]:
 def read_allowed(environment: Mapping[str, str] = os.environ) -> Allowed:
     """The settings in `environment`. Raises BadEngineSettings that names the variable."""
     return Allowed(
-        urls=tuple(url.rstrip("/") for url in environment.get("AERIE_ENDPOINTS", "").split()),
+        urls=_urls(environment.get("AERIE_ENDPOINTS", "")),
         keys=_keys(environment.get("AERIE_ENDPOINT_KEYS", "")),
         plain_http=environment.get("AERIE_ALLOW_PLAIN_HTTP") == "1",
     )
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    """The addresses in a setting. What is wrong with one is said by its place: the error is a tenant's to read."""
+    urls = tuple(url.rstrip("/") for url in text.split())
+    for place, url in enumerate(urls, 1):
+        if (fault := _fault(url)) is not None:
+            raise BadEngineSettings(
+                f"AERIE_ENDPOINTS: address {place} {fault}",
+                remedy="set it to addresses like https://host:port, separated by spaces; a key goes into AERIE_ENDPOINT_KEYS",
+            )
+    return urls
+
+
+def _fault(url: str) -> str | None:
+    """What keeps `url` from being a server's plain address; None where nothing does."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "has a port, or brackets, that cannot be"
+    if "@" in parts.netloc:
+        return "holds a name or a password"
+    if parts.scheme not in ("http", "https") or not parts.hostname or "?" in url or "#" in url or "," in url:
+        return "is no https://host:port"
+    return "has port 0" if port == 0 else None
 
 
 def _keys(text: str) -> dict[str, EndpointKey]:
@@ -135,4 +165,10 @@ def _content(name: str, file: Path, pointer: str) -> str:
         ) from None
     if not key or not key.isprintable():
         raise EndpointKeyRefused(f"the file of the key {name} holds no key", remedy=remedy, pointer=pointer)
+    if len(key) < LEAST_KEY_CHARS:
+        raise EndpointKeyRefused(
+            f"the file of the key {name} holds one of fewer than {LEAST_KEY_CHARS} characters",
+            remedy="have the operator give the server a longer one: a short key could not be told from words in what it says",
+            pointer=pointer,
+        )
     return key

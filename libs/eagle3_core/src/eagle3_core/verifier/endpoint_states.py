@@ -199,8 +199,7 @@ class EndpointStates:
                 _ = resolve(url, self.file_roots)
             except (SourceScheme, SourceNotAllowed) as error:
                 raise SinkUnreachable(
-                    f"{self.client.url} writes its states where this worker may not read: {error.detail}; listed sinks"
-                    f" are {', '.join(listed) or 'none'}",
+                    f"{self.client.url} writes its states where this worker may not read: {error.detail}",
                     remedy="let it write under one of the worker's AERIE_FILE_ROOTS, or have the operator list its sink in"
                     " AERIE_CAPTURE_SINKS",
                     pointer=STATES_AT,
