@@ -9,7 +9,8 @@ import pytest
 from endpoint_house import TRAIN, House, Serve, answers_of, expected
 from running_server import END, RunningServer
 
-from eagle3_core.engine.dialects import AnswerWrong, PromptDiffers
+from eagle3_core.engine.dialects import PromptDiffers
+from eagle3_core.engine.heard import AnswerWrong
 from eagle3_core.engine.proof import OtherVerifier
 from eagle3_core.errors import AerieError
 from eagle3_core.testing import RecordingReporter

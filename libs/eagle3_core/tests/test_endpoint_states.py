@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.capture import ReceiptWrong
+from eagle3_core.engine.heard import AnswerWrong
 from eagle3_core.engine.proof import OtherVerifier
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.objects.local import LocalStore
@@ -196,6 +197,36 @@ def test_states_that_are_not_what_their_receipt_says_do_not_count_and_stay(
         captured(tmp_path, server)
 
     assert len(list(capture.store.list(""))) == 2
+
+
+@pytest.mark.parametrize(
+    "said", [{"meta_info": 5}, {}, {"meta_info": {"finish_reason": "abort"}}, {"meta_info": {"aerie_receipt": []}}]
+)
+def test_rubbish_instead_of_a_receipt_is_an_error_that_names_the_server(
+    said: dict[str, Any], tmp_path: Path, server: RunningServer, capture: Capturing
+) -> None:
+    def before(handler: Any, body: dict[str, Any], time: int) -> bool:
+        if body["input_ids"] != SEQUENCES[-1]:
+            return capture(handler, body, time)
+        handler.say(200, said)
+        return True
+
+    server.quirks.before = before
+
+    with pytest.raises((AnswerWrong, ReceiptWrong)) as caught:
+        captured(tmp_path, server)
+
+    assert server.url in caught.value.detail
+
+
+def test_an_object_that_is_as_its_receipt_says_and_holds_no_states_does_not_count(
+    tmp_path: Path, server: RunningServer, capture: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.store, "put_bytes", lambda key, data: LocalStore(capture.sink).put_bytes(key, b"no"))
+    capture.receipt = {"size": 2, "digest": digest_bytes(b"no")}
+
+    with pytest.raises(ReceiptWrong, match="an object without them"):
+        captured(tmp_path, server)
 
 
 def test_a_server_that_is_started_anew_otherwise_meanwhile_is_found_out(

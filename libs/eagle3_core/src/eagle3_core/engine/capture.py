@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from eagle3_core.engine.heard import cut, part, part_or, token_ids
 from eagle3_core.errors import AerieError
 from eagle3_core.faults import placed
 from eagle3_core.verifier.receipt import RECEIPT_FIELD, Receipt, prompt_digest
@@ -28,19 +29,19 @@ def capture_request(ids: Sequence[int]) -> dict[str, Any]:
 
 
 def receipt_of(answer: Mapping[str, Any], ids: Sequence[int]) -> Receipt:
-    """The receipt in the `answer` to `capture_request(ids)`. Raises ReceiptWrong that names both sides."""
-    found = answer["meta_info"].get(RECEIPT_FIELD)
-    if found is None:
-        why = (answer["meta_info"].get("finish_reason") or {}).get("message")
+    """The receipt in the `answer` to `capture_request(ids)`. Raises ReceiptWrong that names both sides, AnswerWrong."""
+    meta = part(answer, "meta_info", dict)
+    if (found := meta.get(RECEIPT_FIELD)) is None:
+        why = part_or(meta, "finish_reason", dict[str, Any]()).get("message")
         raise ReceiptWrong(
-            f"the server answered without a receipt{f': {why}' if why else ''}",
+            f"the server answered without a receipt{f': {cut(why)}' if why else ''}",
             remedy="start it by aerie-verifier with `capture`; if it was, its hooks are not attached: see its log",
         )
     try:
         receipt = Receipt.model_validate(found)
     except ValidationError as error:
         raise ReceiptWrong(
-            f"the server's receipt does not validate: {placed(error.errors()[0])}",
+            f"the server's receipt does not validate: {cut(placed(error.errors()[0]))}",
             remedy="run server and stages from one version",
         ) from None
     if (receipt.tokens, receipt.prompt_digest) != (len(ids), prompt_digest(ids)):
@@ -50,3 +51,13 @@ def receipt_of(answer: Mapping[str, Any], ids: Sequence[int]) -> Receipt:
             remedy="send the request again; if it comes back, report it",
         )
     return receipt
+
+
+def token_after(answer: Mapping[str, Any]) -> int:
+    """The one token of the `answer` to a `capture_request`. Raises ReceiptWrong, AnswerWrong."""
+    ids = token_ids(answer.get("output_ids"), "output_ids")
+    if not ids:
+        raise ReceiptWrong(
+            "the server captured a prompt and answered no token", remedy="run server and stages from one version"
+        )
+    return ids[-1]

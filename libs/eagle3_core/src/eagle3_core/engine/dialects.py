@@ -16,18 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from eagle3_core.data.rows import Message
+from eagle3_core.engine.heard import count, cut, is_count, part, part_or, token_ids, wrong
 from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.errors import AerieError
 
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 NEUTRAL_TOO = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What OpenAI's own interface does not have."""
-
-
-class AnswerWrong(AerieError):
-    """A server's answer is none to what was asked, or says too little."""
-
-    code, status = "endpoint.answer", 502
 
 
 class PromptDiffers(AerieError):
@@ -108,14 +103,15 @@ class Native:
 
     def read(self, document: Any, prompt: Prompt) -> Answer:
         """See Dialect."""
-        meta = _part(document, "meta_info", dict)
-        ids, why = _ids(document.get("output_ids"), "output_ids"), meta.get("finish_reason") or {}
+        meta = part(document, "meta_info", dict)
+        ids, why = token_ids(document.get("output_ids"), "output_ids"), part(meta, "finish_reason", dict)
         if ids is None:
-            raise _wrong("no output_ids")
-        kind, matched = _part(meta, "finish_reason", dict).get("type"), why.get("matched")
+            raise wrong("no output_ids")
+        ended = _ended(why.get("type"), why.get("message"))
+        _same_prompt(None, count(meta, "prompt_tokens"), prompt, chat=False)
         return Answer(
-            ids, document.get("text"), _ended(kind, why.get("message")), matched if isinstance(matched, int) else None,
-            _count(meta, "prompt_tokens"), _count(meta, "completion_tokens"), _count(meta, "cached_tokens") or 0,
+            ids, _text(document.get("text")), ended, _end(why.get("matched")),
+            count(meta, "prompt_tokens"), count(meta, "completion_tokens"), _cached(meta, prompt),
         )  # fmt: skip
 
 
@@ -159,37 +155,36 @@ class OpenAI:
 
     def read(self, document: Any, prompt: Prompt) -> Answer:
         """See Dialect. The prompt must be the verifier's: by its tokens, or where the server does not say them by their number."""
-        choices = _part(document, "choices", list)
+        choices = part(document, "choices", list)
         if len(choices) != 1 or not isinstance(choices[0], dict):
-            raise _wrong(f"{len(choices)} choices")
+            raise wrong(f"{len(choices)} choices")
         choice: dict[str, Any] = choices[0]
-        usage: dict[str, Any] = document.get("usage") or {}
-        details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-        _same_prompt(_ids(_first(choice, document, "prompt_token_ids"), "prompt_token_ids"), usage, prompt, self.chat)
-        ids = _ids(choice.get("token_ids") or choice.get("response_token_ids"), "token_ids")
-        end = next((v for k in ("stop_reason", "matched_stop") if isinstance(v := choice.get(k), int)), None)
+        usage = part_or(document, "usage", dict[str, Any]())
+        made = token_ids(_first(choice, document, "prompt_token_ids"), "prompt_token_ids")
+        _same_prompt(made, count(usage, "prompt_tokens"), prompt, chat=self.chat)
+        ids = token_ids(choice.get("token_ids") or choice.get("response_token_ids"), "token_ids")
+        end = next((v for k in ("stop_reason", "matched_stop") if (v := _end(choice.get(k))) is not None), None)
         return Answer(
             ids, self._text(choice), _ended(choice.get("finish_reason"), None), end,
-            _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), _count(details, "cached_tokens") or 0,
+            count(usage, "prompt_tokens"), count(usage, "completion_tokens"),
+            _cached(part_or(usage, "prompt_tokens_details", dict[str, Any]()), prompt),
         )  # fmt: skip
 
     def _text(self, choice: Mapping[str, Any]) -> str | None:
         """The answer as one text; None where the server took it apart into reasoning, tool calls and the rest."""
         if not self.chat:
-            text = choice.get("text")
-            return text if isinstance(text, str) else None
-        message: dict[str, Any] = choice.get("message") or {}
+            return _text(choice.get("text"))
+        message = part_or(choice, "message", dict[str, Any]())
         apart = [name for name in ("reasoning_content", "reasoning", "tool_calls") if message.get(name)]
-        text = message.get("content")
-        return text if isinstance(text, str) and not apart else None
+        return None if apart else _text(message.get("content"))
 
 
-def _same_prompt(said: list[int] | None, usage: Mapping[str, Any], prompt: Prompt, chat: bool) -> None:
+def _same_prompt(said: list[int] | None, counted: int | None, prompt: Prompt, *, chat: bool) -> None:
     """Raise PromptDiffers unless the server answered `prompt`, AnswerWrong where nobody can know."""
-    want, count = list(prompt.ids), usage.get("prompt_tokens")
+    want = list(prompt.ids)
     remedy = "serve the chat template and tokenizer of the verifier's folder, in the mode of data.template_arguments"
-    if said is None and not isinstance(count, int):
-        raise _wrong("neither prompt_token_ids nor usage.prompt_tokens: nobody knows what prompt was answered")
+    if said is None and counted is None:
+        raise wrong("neither prompt_token_ids nor prompt_tokens: nobody knows what prompt was answered")
     if said is not None and said != want:
         pairs = zip(said, want, strict=False)
         place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(want)))
@@ -198,9 +193,9 @@ def _same_prompt(said: list[int] | None, usage: Mapping[str, Any], prompt: Promp
             f" {len(want)}; they part at token {place}: {said[place : place + 5]} there, {want[place : place + 5]} here",
             remedy=remedy,
         )
-    if said is None and count != len(want):
+    if said is None and counted != len(want):
         raise PromptDiffers(
-            f"the server counts {count} tokens in a prompt, the verifier's folder makes {len(want)}", remedy=remedy
+            f"the server counts {counted} tokens in a prompt, the verifier's folder makes {len(want)}", remedy=remedy
         )
 
 
@@ -212,37 +207,26 @@ def _ended(kind: Any, message: Any) -> bool:
     """Whether a token ended the answer. Raises ServerFailed for one that was given up, AnswerWrong for what is no answer."""
     if kind in ("abort", "error"):
         raise ServerFailed(
-            f"the engine gave a request up: {message or 'it does not say why'}",
+            f"the engine gave a request up: {cut(message or 'it does not say why')}",
             remedy="see what it says; fewer requests in flight or more KV cache may help",
         )
     if kind not in ("stop", "length"):
-        raise _wrong(f"finish_reason {kind!r:.60}, known are stop and length")
+        raise wrong(f"finish_reason {cut(repr(kind), 60)}, known are stop and length")
     return bool(kind == "stop")
 
 
-def _ids(value: Any, name: str) -> list[int] | None:
-    if value is None:
-        return None
-    listed: list[Any] = value if isinstance(value, list) else [None]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in listed):
-        raise _wrong(f"{name} that are no token ids")
-    return listed
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def _count(said: Mapping[str, Any], name: str) -> int | None:
-    value = said.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def _end(value: Any) -> int | None:
+    """The token that a server says ended an answer; None where it names none, or a text."""
+    return value if is_count(value) else None
 
 
-def _part(document: Any, name: str, kind: type) -> Any:
-    found = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(found, kind):
-        raise _wrong(f"no {name}")
-    return found
-
-
-def _wrong(what: str) -> AnswerWrong:
-    return AnswerWrong(
-        f"the server's answer has {what}",
-        remedy="name a server of vLLM or SGLang, with the `api` that it speaks; see docs/endpoints.md",
-    )
+def _cached(said: Mapping[str, Any], prompt: Prompt) -> int:
+    """How much of the prompt a server had computed before. Raises AnswerWrong where that is more than the prompt."""
+    cached = count(said, "cached_tokens") or 0
+    if cached > len(prompt.ids):
+        raise wrong(f"cached_tokens {cached}, of a prompt of {len(prompt.ids)}")
+    return cached

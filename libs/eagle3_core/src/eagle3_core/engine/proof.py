@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from eagle3_core.engine.client import Client
+from eagle3_core.engine.heard import cut, naming, part_or
 from eagle3_core.engine.refusals import RequestRefused
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import ServerAddress
@@ -92,7 +93,9 @@ class Proof:
     def _card(self, model: str | None) -> Mapping[str, Any] | None:
         """The entry of the model that the job means in `/v1/models`; None where the server lists none. Raises OtherVerifier."""
         listing = self._said("/v1/models") or {}
-        cards = [c for c in listing.get("data") or [] if isinstance(c, dict) and isinstance(c.get("id"), str)]
+        with naming(self.client.url):
+            entries = part_or(listing, "data", list[Any]())
+        cards = [c for c in entries if isinstance(c, dict) and isinstance(c.get("id"), str)]
         listed = f"it lists {_list([c['id'] for c in cards])}" if cards else "it does not list its models"
         if model is None and len(cards) != 1:
             raise self._other(listed, "one model", f"set {self._field}.model to the name of the verifier there")
@@ -168,8 +171,8 @@ class Proof:
 
     def _other(self, have: str, want: str, remedy: str) -> OtherVerifier:
         return OtherVerifier(
-            f"{self.client.url} does not serve the job's verifier: {have}; the job wants {want}",
-            remedy=remedy, pointer=self.at,
+            f"{self.client.url} does not serve the job's verifier: {cut(have)}; the job wants {cut(want)}",
+            remedy=cut(remedy), pointer=self.at,
         )  # fmt: skip
 
 

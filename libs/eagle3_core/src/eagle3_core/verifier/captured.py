@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load
 
 from eagle3_core.digests import digest_bytes
-from eagle3_core.engine.capture import ReceiptWrong, receipt_of
+from eagle3_core.engine.capture import ReceiptWrong, receipt_of, token_after
+from eagle3_core.engine.heard import cut
 from eagle3_core.objects.protocol import ObjectStore
 from eagle3_core.verifier.base import Captured, States
 from eagle3_core.verifier.receipt import PREFIX, Receipt
@@ -51,13 +53,16 @@ class Expected:
         ):
             if said != asked:
                 raise _wrong(receipt, name, said, asked)
-        held = load(data)
-        states = States(held["aux"], held["final"])
+        try:
+            held = load(data)
+            states, tokens = States(held["aux"], held["final"]), held["input_ids"]
+        except (SafetensorError, KeyError) as error:
+            raise _wrong(receipt, "content", "the states of a prompt", f"an object without them: {error}") from None
         shapes = [list(states.aux.shape), list(states.final.shape)]
         width = self.hidden_size
         if shapes != (asked := [[len(ids), 3 * width], [len(ids), width]]):
             raise _wrong(receipt, "shapes", shapes, asked)
-        if held["input_ids"].tolist() != list(ids):
+        if tokens.tolist() != list(ids):
             raise _wrong(receipt, "tokens", "others", "the prompt's")
         self.sink.delete(receipt.key)
         return states
@@ -69,7 +74,7 @@ class Expected:
         early: dict[int, tuple[Receipt, int]] = {}
         coming = 0
         for place, answer in answers:
-            early[place] = receipt_of(answer, sequences[place]), int(answer["output_ids"][-1])
+            early[place] = receipt_of(answer, sequences[place]), token_after(answer)
             while coming in early:
                 receipt, token = early.pop(coming)
                 yield Captured(coming, self.take(receipt, sequences[coming]), token)
@@ -78,6 +83,6 @@ class Expected:
 
 def _wrong(receipt: Receipt, name: str, said: Any, asked: Any) -> ReceiptWrong:
     return ReceiptWrong(
-        f"{receipt.key}: the receipt says {name} {said}, asked for or found was {asked}",
+        f"{cut(receipt.key)}: the receipt says {name} {cut(said)}, asked for or found was {cut(asked)}",
         remedy="run the engine and the stages from one version; if they are, report it",
     )

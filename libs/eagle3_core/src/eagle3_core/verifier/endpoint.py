@@ -9,14 +9,16 @@ are as many as the server counted. What does not is left out and counted, and to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from eagle3_core.data.rows import Message
 from eagle3_core.digests import digest_json
 from eagle3_core.engine.allowed import ANSWERS_AT
 from eagle3_core.engine.client import Client
-from eagle3_core.engine.dialects import Answer, AnswerWrong, Dialect, Native, OpenAI, Prompt, Wanted
+from eagle3_core.engine.dialects import Answer, Dialect, Native, OpenAI, Prompt, Wanted
+from eagle3_core.engine.heard import AnswerWrong, naming
 from eagle3_core.engine.proof import OtherVerifier, Proof, TokensOf
 from eagle3_core.engine.refusals import RequestRefused
 from eagle3_core.errors import AerieError
@@ -85,7 +87,7 @@ class EndpointAnswers:
 
         most = self._endpoint.in_flight
         for place, document in self.client.each(bodies, most=most, path=dialect.path, check=report):
-            answer = dialect.read(document, asked[place])
+            answer = self._read(dialect, document, asked[place])
             generated = self._generated(place, asked[place], answer, how)
             done += 1
             tokens += self._count(answer, asked[place], generated)
@@ -150,7 +152,18 @@ class EndpointAnswers:
 
     def _ask(self, dialect: Dialect, prompt: Prompt, wanted: Wanted) -> Answer:
         body = dialect.body(prompt, wanted)
-        return dialect.read(self.client.patiently(dialect.path, body, self.check), prompt)
+        return self._read(dialect, self.client.patiently(dialect.path, body, self.check), prompt)
+
+    def _read(self, dialect: Dialect, document: Mapping[str, Any], prompt: Prompt) -> Answer:
+        """The answer in `document`, of tokens that the verifier has. Raises AnswerWrong, PromptDiffers, ServerFailed."""
+        with naming(self.client.url):
+            answer = dialect.read(document, prompt)
+        if (largest := max(answer.ids or [0])) >= (size := self.identity.vocab_size):
+            raise AnswerWrong(
+                f"{self.client.url} answered token number {largest} of a vocabulary of {size}",
+                remedy="serve the verifier",
+            )
+        return answer
 
     def _prove_seed(self, dialect: Dialect, first: Prompt, how: Decoding) -> None:
         if self.spec.data.regenerate.seed is None:
@@ -179,6 +192,11 @@ class EndpointAnswers:
     def _generated(self, place: int, prompt: Prompt, answer: Answer, how: Decoding) -> Generated | None:
         """The answer with its tokens; None, and counted, where a text does not lead to them."""
         limit = how.limit(len(prompt.ids))
+        if (wrote := answer.completion_tokens) is not None and wrote > limit:
+            raise AnswerWrong(
+                f"{self.client.url} counts {wrote} tokens in an answer that may have {limit}",
+                remedy="serve the verifier, with an engine that honours the limit of an answer",
+            )
         ids = self._whole(answer) if answer.ids is not None else self._retokenized(answer)
         if ids is None:
             self._leave_out(place, answer)
@@ -188,6 +206,11 @@ class EndpointAnswers:
                 f"{self.client.url} answered {len(ids)} tokens up to number {max(ids, default=-1)}; asked for were 1 to {limit}"
                 f" of a vocabulary of {self.identity.vocab_size}",
                 remedy="serve the verifier, with an engine that honours the limit of an answer",
+            )
+        if (end := next((token for token in ids[:-1] if token in self.identity.eos_token_ids), None)) is not None:
+            raise AnswerWrong(
+                f"{self.client.url} answered on after token {end}, which ends an answer",
+                remedy="serve with an engine that honours stop_token_ids: a drafter would learn what is never served",
             )
         return Generated(place, [*prompt.ids, *ids], len(prompt.ids), answer.ended, None)
 

@@ -25,6 +25,7 @@ from eagle3_core.engine.allowed import STATES_AT
 from eagle3_core.engine.capture import capture_request, receipt_of
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.config import SUPPORTED
+from eagle3_core.engine.heard import cut, naming, part, part_or
 from eagle3_core.engine.proof import Proof
 from eagle3_core.engine.refusals import RequestRefused, ServerFailed
 from eagle3_core.engine.server import PROOF
@@ -91,12 +92,12 @@ class EndpointStates:
         ):  # fmt: skip
             if have not in want:
                 raise CaptureDiffers(
-                    f"{self.client.url} captures with {name} {have}, the job wants {' or '.join(map(str, want))}",
+                    f"{self.client.url} captures with {name} {cut(have)}, the job wants {' or '.join(map(str, want))}",
                     remedy=self._remedy(), pointer=STATES_AT,
                 )  # fmt: skip
         self._try(facts)
         self.say(
-            f"{self.client.url} captures for us into {facts.sink}: compared were {', '.join(compared)}, and its capture"
+            f"{self.client.url} captures for us into {cut(facts.sink)}: compared were {', '.join(compared)}, and its capture"
         )
         return facts
 
@@ -110,9 +111,11 @@ class EndpointStates:
             revision=self.spec.verifier.revision,
             aux_layers=self.aux_layers,
             dtype=self.spec.verifier.dtype,
-            kv_cache_dtype=self.spec.verifier.dtype if kv in (None, "auto") else str(kv).removeprefix("torch."),
-            attention=str(said.get("attention_backend") or "unknown"),
-            parallel=f"tp{said.get('tp_size') or 1}",
+            kv_cache_dtype=self.spec.verifier.dtype
+            if kv in (None, "auto")
+            else cut(str(kv).removeprefix("torch."), 40),
+            attention=cut(str(said.get("attention_backend") or "unknown"), 40),
+            parallel=f"tp{cut(said.get('tp_size') or 1, 40)}",
             engine="sglang",
             engine_version=facts.engine_version,
             capture_pass=capture_pass,
@@ -123,10 +126,11 @@ class EndpointStates:
     ) -> Iterator[Captured]:
         """See Verifier. The server makes its own batches, whatever `batch_tokens`. Raises as `facts`, and what it answers."""
         facts = self.facts
-        yield from self._expected(facts).in_order(self._answers(sequences, on_progress), sequences)
+        with naming(self.client.url):
+            yield from self._expected(facts).in_order(self._answers(sequences, on_progress), sequences)
         if (now := self._said()) != facts:
             raise CaptureDiffers(
-                f"{self.client.url} captured with {facts.model_dump()} at first and {now.model_dump()} at last",
+                f"{self.client.url} captured with {cut(facts.model_dump())} at first and {cut(now.model_dump())} at last",
                 remedy="let the server be while a unit runs; the unit is to be run again", pointer=STATES_AT,
             )  # fmt: skip
         _ = self._proof.require_verifier(self._proof.look("sglang"))
@@ -147,10 +151,10 @@ class EndpointStates:
             on_progress(done=done, tokens=tokens)
 
         for place, answer in self.client.each(bodies, most=self._proof.address.in_flight, check=report):
-            why = answer["meta_info"].get("finish_reason") or {}
+            why = part_or(part(answer, "meta_info", dict), "finish_reason", dict[str, Any]())
             if why.get("type") == "abort":
                 raise ServerFailed(
-                    f"{self.client.url} gave a request up: {why.get('message') or 'it does not say why'}",
+                    f"{self.client.url} gave a request up: {cut(why.get('message') or 'it does not say why')}",
                     remedy="see what it says; a smaller extraction.endpoint.in_flight may help",
                 )
             done += 1
@@ -173,7 +177,7 @@ class EndpointStates:
             return CaptureFacts.model_validate(said)
         except ValidationError as error:
             raise CaptureDiffers(
-                f"{self.client.url}{CAPTURE_ROUTE} does not validate: {error.errors()[0]['msg']}",
+                f"{self.client.url}{CAPTURE_ROUTE} does not validate: {cut(error.errors()[0]['msg'])}",
                 remedy="run the server's plug-in and the stages from one version", pointer=STATES_AT,
             ) from None  # fmt: skip
 
@@ -209,12 +213,14 @@ class EndpointStates:
     def _try(self, facts: CaptureFacts) -> None:
         """One capture, from the request to its states in this process."""
         answer = self.client.patiently("/generate", capture_request(PROOF), self.check)
-        receipt = receipt_of(answer, PROOF)
+        with naming(self.client.url):
+            receipt = receipt_of(answer, PROOF)
         try:
-            _ = self._expected(facts).take(receipt, PROOF)
+            with naming(self.client.url):
+                _ = self._expected(facts).take(receipt, PROOF)
         except ObjectMissing as error:
             raise SinkUnreachable(
-                f"{self.client.url} says that {receipt.key} lies in {facts.sink}, and this worker finds nothing there",
+                f"{self.client.url} says that {cut(receipt.key)} lies in {cut(facts.sink)}, and this worker finds nothing there",
                 remedy="mount the same folder at the same path on both machines, or use an s3 sink",
                 pointer=STATES_AT,
             ) from error
