@@ -30,7 +30,10 @@ def render() -> str:
 
 def _row(name: str, field: dict[str, Any]) -> str:
     meaning = (
-        " ".join(str(field.get("description", "")).split()).replace("|", "\\|").replace("`run_dir/", "`AERIE_RUN_DIR/")
+        " ".join(str(field.get("description", "")).split())
+        .replace("|", "\\|")
+        .replace("`run_dir/server.json`", "`server.json` in `AERIE_RUN_DIR`")
+        .replace("`run_dir/", "`AERIE_RUN_DIR/")
     )
     return f"| `AERIE_{name.upper()}` | {_default(field.get('default'))} | {meaning} |\n"
 

@@ -75,7 +75,7 @@ def test_the_servers_that_a_page_names_can_stand_in_a_job_and_be_allowed(tmp_pat
     page = (ROOT / "docs/endpoints.md").read_text()
     (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     keys = re.findall(r"`AERIE_ENDPOINT_KEYS` \| `(.*?)` \|", page)[0].replace("/secrets/", f"{tmp_path}/")
-    (tmp_path / "prod").write_text("key\n")
+    (tmp_path / "prod").write_text("a-key-of-a-running-server\n")
     sections = json.loads(f"{{{shown}}}")
     sections["verifier"]["model"] = str(tmp_path)
     spec = parse_job(tiny_job(tmp_path) | sections)

@@ -134,14 +134,6 @@ def test_a_job_says_why_it_waits(api, document):
     assert api.job(second["id"])["why_queued"] == "1 job of this tenant first"
 
 
-def test_a_paused_job_stands_before_nobody(api, document):
-    first, second = api.post(), api.post(document("hen"))
-    assert api.worker("w2").claim(queues=["train"]) is None
-    assert api.http.post(f"/jobs/{first['id']}/pause").status_code in (200, 202)
-
-    assert "first" not in api.job(second["id"])["why_queued"]
-
-
 def test_logs_and_metrics_can_be_followed(api):
     job = api.post()
     worker, unit = api.reach("train")

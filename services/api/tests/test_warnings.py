@@ -175,3 +175,11 @@ def test_a_retry_looks_at_the_room_again(make_api):
     api.worker().run()
 
     assert api.job(job["id"])["status"] == "succeeded"
+
+
+def test_a_paused_job_stands_before_nobody(api, document):
+    first, second = api.post(), api.post(document("hen"))
+    assert api.worker("w2").claim(queues=["train"]) is None
+    assert api.http.post(f"/jobs/{first['id']}/pause").status_code in (200, 202)
+
+    assert "first" not in api.job(second["id"])["why_queued"]
