@@ -11,7 +11,7 @@ from eagle3_core.verifier.device import NoGpu, pick_device
 def test_a_gpu_that_is_not_there_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    assert (pick_device("auto").type, pick_device("cpu").type) == ("cpu", "cpu")
+    assert (pick_device("auto"), pick_device("cpu")) == ("cpu", "cpu")
     with pytest.raises(NoGpu, match="this machine shows no GPU") as caught:
         pick_device("cuda")
 

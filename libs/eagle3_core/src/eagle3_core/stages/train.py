@@ -39,7 +39,7 @@ def train(ctx: StageContext) -> Commit:
     contract, warnings = agree(sides), differences(sides)
     for text in warnings:
         ctx.log(text, level="warning")
-    device = _device(ctx)
+    device = pick_device(ctx.spec.verifier.device)
     ranks = _ranks(ctx, device)
     folder = ctx.scratch
     if device == "cuda":
@@ -133,11 +133,6 @@ def started_drafter(ctx: StageContext, folder: Path) -> Drafter:
     for name, weight in drafter.weights.items():
         weight.requires_grad_(ctx.spec.training.train_lm_head or name != "lm_head.weight")
     return drafter
-
-
-def _device(ctx: StageContext) -> Literal["cpu", "cuda"]:
-    """Where training runs. Raises NoGpu."""
-    return "cuda" if pick_device(ctx.spec.verifier.device).type == "cuda" else "cpu"
 
 
 def _ranks(ctx: StageContext, device: Literal["cpu", "cuda"]) -> int:

@@ -15,8 +15,8 @@ class NoGpu(AerieError):
     code, status, retryable = "device.no_gpu", 409, True
 
 
-def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device that `device` means on this machine. Raises NoGpu."""
+def pick_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+    """What `device` means on this machine. Raises NoGpu."""
     if device == "cuda" and not torch.cuda.is_available():
         raise NoGpu(
             "verifier.device is cuda, and this machine shows no GPU",
@@ -24,5 +24,5 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
             pointer="/verifier/device",
         )
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device

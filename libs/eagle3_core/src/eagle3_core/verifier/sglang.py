@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
-
 from eagle3_core.engine.capture import capture_request
 from eagle3_core.engine.client import Client
 from eagle3_core.engine.config import CaptureConfig
@@ -27,6 +25,7 @@ from eagle3_core.objects.local import LocalStore
 from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed, contract_of_run
 from eagle3_core.verifier.captured import Expected
 from eagle3_core.verifier.contract import CaptureContract
+from eagle3_core.verifier.device import pick_device
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers
 
@@ -63,7 +62,7 @@ class SGLangVerifier:
         self._folder = TemporaryDirectory(prefix="states-", dir=settings.scratch, ignore_cleanup_errors=True)
         self._sink = LocalStore(Path(self._folder.name))
         self._capture = CaptureConfig(sink=self._sink.root.as_uri(), aux_layers=self.aux_layers)
-        self._config = server_config(spec, folder, device_of(spec), settings, capture=self._capture)
+        self._config = server_config(spec, folder, pick_device(spec.device), settings, capture=self._capture)
         self._running = ExitStack()
         self._server: Server | None = None
 
@@ -188,10 +187,3 @@ def generated(index: int, prompt: Sequence[int], answer: Mapping[str, Any]) -> G
     """The engine's answer with the ids that it sampled: nothing is tokenised again."""
     ended = (answer["meta_info"].get("finish_reason") or {}).get("type") == "stop"
     return Generated(index, [*prompt, *map(int, answer["output_ids"])], len(prompt), ended, None)
-
-
-def device_of(spec: VerifierSpec) -> Literal["cuda", "cpu"]:
-    """Where a server of this machine runs."""
-    if spec.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return spec.device

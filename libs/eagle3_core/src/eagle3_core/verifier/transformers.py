@@ -86,7 +86,7 @@ class TransformersVerifier:
         self.identity = identity or inspect(folder)
         self.revision = spec.revision
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
-        self.device = pick_device(spec.device)
+        self.device = torch.device(pick_device(spec.device))
         self.aux_layers = resolve_layers(aux_layers, self.identity.num_layers)
         self.model = load_model(folder, self.dtype, self.device)
         self._refuse_unknown_layers()
