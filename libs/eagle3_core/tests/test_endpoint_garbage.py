@@ -70,6 +70,7 @@ OPENAI: dict[str, tuple[Change, str]] = {
     "details that are a list": (lambda d: d["usage"].update(prompt_tokens_details=[1]), "prompt_tokens_details that is"),
     "choices of numbers": (lambda d: d.update(choices=[5]), "1 choices"),
     "no choices": (lambda d: d.update(choices={}), "choices that is"),
+    "half a surrogate pair": (lambda d: d["choices"][0].update(text="\ud800"), "half a surrogate pair"),
 }  # fmt: skip
 
 

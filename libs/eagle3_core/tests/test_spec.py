@@ -1,11 +1,14 @@
 """The job model refuses early, and names the field."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field, ValidationError, create_model
 
+from eagle3_core import patterns
 from eagle3_core.errors import InvalidRequest
+from eagle3_core.faults import sentence
 from eagle3_core.jobs.spec import JobSpec, Section, parse_job
 
 
@@ -92,7 +95,16 @@ def test_all_faults_are_listed_and_not_only_the_first():
         ("training__epochs", 1.5, "/training/epochs", "must be a whole number, and is 1.5"),
         ("training__lr", "x" * 500, "/training/lr", "must be a number, and is a string"),
         ("training__lr", 0, "/training/lr", "must be greater than 0"),
-        ("training__loss", "magic", "/training/loss", "must be 'soft_ce', 'kl', 'tv' or 'lk'"),
+        ("training__loss", "magic", "/training/loss", "must be 'soft_ce', 'kl', 'tv' or 'lk', and is \"magic\""),
+        ("name", "My Drafter", "/name", "must be 1 to 63 small letters, digits, '.', '_' or '-', with a letter or digit at"
+         " either end, and is \"My Drafter\""),
+        ("verifier__endpoint", {"url": "http://me:word@host"}, "/verifier/endpoint/url",
+         "must be an http:// or https:// address without user name, query or fragment"),
+        ("data__template_arguments", {"x": [1]}, "/data/template_arguments/x",
+         "must be true or false, a whole number or a string, and is a list"),
+        ("data__template_arguments", {"x": "y" * 300}, "/data/template_arguments/x", "must have at most 256 characters"),
+        ("data__template_arguments", {"a b": 1}, "/data/template_arguments/a b",
+         "must be 1 to 64 letters, digits or '_', with no digit at the beginning, and is \"a b\""),
         ("evaluation__prompts", [], "/evaluation/prompts", "must have at least 1 entry, and has 0"),
         ("metadata", {str(i): "x" for i in range(17)}, "/metadata", "must have at most 16 entries"),
     ],
@@ -103,6 +115,16 @@ def test_a_fault_is_said_in_the_documents_words_and_its_place_once(change: str, 
 
     assert (caught.value.pointer, caught.value.detail) == (pointer, says)
     assert caught.value.text().count(pointer) == 1
+
+
+@pytest.mark.parametrize("pattern", patterns.IN_WORDS)
+def test_words_for_a_pattern_take_what_it_takes_at_both_ends(pattern: str):
+    model = create_model("One", name=(Annotated[str, Field(pattern=pattern)], ...))
+
+    with pytest.raises(ValidationError) as caught:
+        model(name=" ")
+
+    assert sentence(caught.value.errors()[0]) == f'must be {patterns.IN_WORDS[pattern]}, and is " "'
 
 
 def test_a_short_name_with_one_letter_changed_is_taken_for_a_slip_and_others_are_counted():

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from eagle3_core.patterns import IN_WORDS
 from eagle3_core.text import kind_of
 
 NEAR = 0.7
@@ -40,13 +41,19 @@ def sentence(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> 
     if kind == "missing":
         last = fault["loc"][-1] if fault["loc"] else ""
         return f"the field {last!r} is missing" if isinstance(last, str) else "an entry is missing"
-    if (wanted := WANTED.get(_KIND.sub("", kind))) is not None:
+    if kind == "kinds":
+        return f"must be {_either(context['wanted'])}, and is {_shown(given)}"
+    if (wanted := _wanted(fault)) is not None:
         return f"must be {wanted}, and is {_shown(given)}"
+    if kind == "string_pattern_mismatch" and (words := IN_WORDS.get(context["pattern"])) is not None:
+        shown = "" if "@" in str(given) else f", and is {_shown(given)}"  # an address may hold a password
+        return f"must be {words}{shown}"
     if kind == "too_short":
         return f"must have at least {_entries(context['min_length'])}, and has {context['actual_length']}"
     if kind == "too_long":
         return f"must have at most {_entries(context['max_length'])}"
-    return _HEAD.sub("must ", str(fault["msg"]).removeprefix("Value error, "))
+    said = _HEAD.sub("must ", str(fault["msg"]).removeprefix("Value error, "))
+    return f"{said}, and is {_shown(given)}" if kind == "literal_error" else said
 
 
 def placed(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> str:
@@ -55,10 +62,47 @@ def placed(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> st
     return f"{place}: {said}" if place else said
 
 
-def own_faults(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`ValidationError.errors()` without echoes: a list with a bad entry is called too short as well, because the entry
-    was not counted."""
-    return [e for e in errors if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
+def own_faults(errors: Sequence[Mapping[str, Any]], document: Any) -> list[Mapping[str, Any]]:
+    """`ValidationError.errors()` as faults of `document`: each at a place that the document has, and none said twice.
+
+    Two of pydantic's habits are undone. A list with a bad entry is called too short as well, because the entry was not
+    counted. And where a value may be one of several kinds, every kind has its say, at a place that ends with the kind's name.
+    """
+    counted = [e for e in errors if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
+    found = [({**e, "loc": _own_place(e, document)}, _own_place(e, document) != tuple(e["loc"])) for e in counted]
+    alternatives = [fault for fault, by_kind in found if by_kind]
+    told: list[Mapping[str, Any]] = []
+    for fault, by_kind in found:
+        place = fault["loc"]
+        if by_kind and _wanted(fault):
+            beside = [other for other in alternatives if other["loc"][: len(place)] == place]
+            if any(not _wanted(other) for other in beside) or beside[0] is not fault:
+                continue  # the kind that fits says what else is wrong; or another kind spoke for all
+            wanted = list(dict.fromkeys(filter(None, map(_wanted, beside))))
+            fault = {**fault, "type": "kinds", "ctx": {"wanted": wanted}}
+        told.append(fault)
+    return told
+
+
+def _own_place(fault: Mapping[str, Any], document: Any) -> tuple[str | int, ...]:
+    """Where `fault` is, by steps that `document` has; the name of a missing field is the last step all the same."""
+    steps: Sequence[str | int] = fault["loc"]
+    if steps and isinstance(document, Mapping) and len(steps) > 1 and steps[0] not in document:
+        return tuple(steps)  # a part of a request that is no document: query/limit
+    place: list[str | int] = []
+    here = document
+    for last, step in zip((*[False] * (len(steps) - 1), True), steps, strict=False):
+        if step in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(step, int):
+            here = here[step]
+            place.append(step)
+        elif last and fault["type"] == "missing":
+            place.append(step)
+    return tuple(place)
+
+
+def _wanted(fault: Mapping[str, Any]) -> str | None:
+    """What kind of value `fault` asks for, if it is of the wrong kind."""
+    return WANTED.get(_KIND.sub("", str(fault["type"])))
 
 
 def headline(first: str, total: int) -> str:
@@ -95,6 +139,11 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in get_args(annotation):
         yield from _models(part)
+
+
+def _either(wanted: Sequence[str]) -> str:
+    """`true or false, a whole number or a string`."""
+    return ", ".join(wanted[:-1]) + " or " * (len(wanted) > 1) + wanted[-1]
 
 
 def _entries(count: int) -> str:

@@ -150,7 +150,9 @@ def allowed_methods(request: Request) -> list[str]:
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = [{"pointer": _pointer(e["loc"]), "detail": sentence(e)} for e in own_faults(error.errors())]
+    faults = [
+        {"pointer": _pointer(e["loc"]), "detail": sentence(e)} for e in own_faults(error.errors(), {"body": error.body})
+    ]
     told = InvalidRequest(
         headline(faults[0]["detail"], len(faults)),
         remedy="/openapi.json lists parameters and fields",

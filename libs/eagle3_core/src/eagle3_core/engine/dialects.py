@@ -216,7 +216,14 @@ def _ended(kind: Any, message: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """A text; None where there is none. Raises AnswerWrong for half a surrogate pair, of which no tokens can be made."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong(f"a text with half a surrogate pair: {cut(repr(value), 60)}") from None
+    return value
 
 
 def _end(value: Any) -> int | None:

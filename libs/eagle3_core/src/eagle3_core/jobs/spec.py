@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
+from eagle3_core import patterns
 from eagle3_core.errors import InvalidRequest, json_pointer
 from eagle3_core.faults import headline, own_faults, sentence
 from eagle3_core.jobs.sections.base import Section, inconsistent
@@ -44,7 +45,7 @@ NEAR_TIE_LOGIT_GAP = {"float32": 0.0, "bfloat16": 0.25, "float16": 0.03125}
 class JobSpec(Section):
     """One job: from prompts to a measured, packaged drafter."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+    name: Annotated[str, Field(pattern=patterns.JOB_NAME)]
     """Name of the drafter; unique among living jobs and finished drafters of a tenant."""
 
     verifier: VerifierSpec
@@ -151,7 +152,7 @@ def parse_job(document: Any) -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        found = own_faults(error.errors())
+        found = own_faults(error.errors(), document)
         faults = [{"pointer": _place_of(fault), "detail": sentence(fault, JobSpec)} for fault in found[:MAX_FAULTS]]
         raise InvalidRequest(
             headline(faults[0]["detail"], len(found)),

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from aerie_api.auth import Scope
+from eagle3_core import patterns
 
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+TenantName = Annotated[str, Field(pattern=patterns.TENANT_NAME)]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LONGEST_LIFE_S = 10 * 366 * 86400.0
 Lifetime = Annotated[FiniteFloat, Field(gt=0, le=LONGEST_LIFE_S)]

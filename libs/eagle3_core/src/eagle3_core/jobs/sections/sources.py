@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
+from eagle3_core import patterns
 from eagle3_core.jobs.sections.base import Positive, Section, Share, inconsistent
 
 
@@ -31,14 +32,14 @@ class EngineTuning(Section):
 class ServerAddress(Section):
     """A server that somebody else runs."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=2048)]
+    url: Annotated[str, Field(pattern=patterns.SERVER_ADDRESS, max_length=2048)]
     """Its address, `https://host:port`, as the operator lists it in `AERIE_ENDPOINTS`: no other is ever asked, and
     no redirect is followed."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Name under which it serves the verifier. null = the one model that it lists, if that is named like the verifier's folder."""
 
-    key: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
+    key: Annotated[str, Field(pattern=patterns.KEY_NAME)] | None = None
     """Name of the key that opens it, among those that the operator gives in `AERIE_ENDPOINT_KEYS`. The key itself is never
     part of a job. null = it needs none."""
 
@@ -157,7 +158,7 @@ class Data(Section):
 
     template_arguments: Annotated[
         dict[
-            Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
+            Annotated[str, Field(pattern=patterns.ARGUMENT_NAME)],
             bool | int | Annotated[str, Field(max_length=256)],
         ],
         Field(max_length=16),
