@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 
@@ -90,14 +90,12 @@ def _own_place(fault: Mapping[str, Any], document: Any) -> tuple[str | int, ...]
     if steps and isinstance(document, Mapping) and len(steps) > 1 and steps[0] not in document:
         return tuple(steps)  # a part of a request that is no document: query/limit
     place: list[str | int] = []
-    here = document
-    for last, step in zip((*[False] * (len(steps) - 1), True), steps, strict=False):
+    here: Any = document
+    for step in steps:
         if step in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(step, int):
-            here = here[step]
+            here = cast("Any", here)[step]
             place.append(step)
-        elif last and fault["type"] == "missing":
-            place.append(step)
-    return tuple(place)
+    return (*place, steps[-1]) if fault["type"] == "missing" else tuple(place)
 
 
 def _wanted(fault: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,9 @@
 """From rows to the job document.
 
 Nothing in it depends on the moment it is read, only on what workers reported, so equal documents have equal tags and a
-poller that knows the tag gets 304. Estimates come from the pace so far: units done, plus the share that running units
-report of theirs; units taken over from other jobs say nothing about pace and are left out.
+poller that knows the tag gets 304. Estimates come from the rates that running units report, which begin when they have
+loaded what they need. Without those they come from the pace so far: units done, plus the share that running units report of
+theirs; units taken over from other jobs say nothing about pace and are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from eagle3_core.jobs.wire import UNEVEN, Progress
 
 MIN_SHARE = 0.02
 """Share of a stage that must be done before its pace is believed."""
+SLOWEST = 1e-9
+"""Units a second (one in thirty years) below which a rate is no rate."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,26 @@ def _unit_share(unit: Unit) -> float:
 def _remaining(
     stage: StageRow, units: Sequence[Unit], reused: Sequence[Unit], seconds: float | None, reports: Sequence[Progress]
 ) -> float | None:
-    """At the pace so far; None where there is none to tell: nothing runs, or what runs counts parts of unlike length."""
+    """At the rate that the running units report, which leaves out what they loaded first; else at the stage's pace so far.
+
+    None where there is neither: nothing runs, or what runs counts parts of unlike length.
+    """
     if stage.state != UnitState.RUNNING or any(r.unit == UNEVEN for r in reports):
         return None
+    if (unit_s := _unit_seconds(units)) is not None:
+        return unit_s * sum(1 - _unit_share(u) for u in units)
     share = _share([u for u in units if u not in reused])
     return seconds * (1 - share) / share if seconds and share >= MIN_SHARE else None
+
+
+def _unit_seconds(units: Sequence[Unit]) -> float | None:
+    """Seconds a unit takes while the running ones go on as they say; None unless every one of them says its rate."""
+    running = [
+        Progress.model_validate(u.progress) if u.progress else None for u in units if u.state == UnitState.RUNNING
+    ]
+    per_s = [r.rate_per_s / r.total for r in running if r and r.total > 0 and r.rate_per_s is not None]
+    told = len(per_s) == len(running) and all(pace > SLOWEST for pace in per_s)
+    return 1 / sum(per_s) if per_s and told else None
 
 
 def _estimated_finish(job: JobRow, stages: Sequence[StageStatus], around: Surroundings) -> float | None:
