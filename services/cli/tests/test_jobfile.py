@@ -85,6 +85,19 @@ def test_relative_paths_start_at_the_job_documents_folder(tmp_path):
     assert job["evaluation"]["prompts"][0]["uri"] == f"{tmp_path}/../held-out.jsonl"
 
 
+def test_a_tilde_is_unfolded_as_a_shell_would(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/homes/me")
+    place = tmp_path / "job.yaml"
+    place.write_text(
+        "verifier: {model: ~/models/v}\ndatasets: [{uri: ~/a.jsonl}, {uri: ~nobody-of-this-name/a.jsonl}]\n"
+    )
+
+    job = read_job(str(place))
+
+    assert job["verifier"]["model"] == "/homes/me/models/v"
+    assert [d["uri"] for d in job["datasets"]] == ["/homes/me/a.jsonl", f"{tmp_path}/~nobody-of-this-name/a.jsonl"]
+
+
 @pytest.mark.parametrize("text", ["verifier: 3", "datasets: {uri: a}", "datasets: [a, null]", "evaluation: []"])
 def test_a_document_of_the_wrong_shape_is_left_for_the_api_to_refuse(tmp_path, text):
     place = tmp_path / "job.yaml"

@@ -4,7 +4,7 @@
 so `null`, `true`, `0.1`, `[1, 2, 3]` and words mean what they look like.
 
 Relative paths of the verifier and of data sets start at the job document's folder (at the working folder for stdin). They
-are made absolute here, since only here it is known where the document lies; the API takes absolute ones only.
+are made absolute here (and `~` unfolded), since only here it is known where the document lies; the API takes absolute ones only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,8 @@ def read_text(place: str) -> str:
 
 
 def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """`document` with the relative paths of its verifier and data sets made absolute, from `folder`."""
+    """`document` with the relative paths of its verifier and data sets made absolute, from `folder`, and `~` unfolded as
+    a shell would."""
     verifier, evaluation = document.get("verifier"), document.get("evaluation")
     sources = [document.get("datasets"), evaluation.get("prompts") if isinstance(evaluation, dict) else None]
     fields = [(verifier, "model"), *((source, "uri") for many in sources if isinstance(many, list) for source in many)]
@@ -75,6 +77,8 @@ def anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
             continue
         value = place.get(name)
         if isinstance(value, str) and value and not value.startswith("/") and not _SCHEME.match(value):
+            with suppress(RuntimeError):  # of a person whom nobody knows: then it is a file's name like any other
+                value = str(Path(value).expanduser())
             place[name] = str(folder / value)
     return document
 
