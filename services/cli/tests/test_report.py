@@ -1,10 +1,11 @@
 """A measured job on a terminal: what was promised and, where an engine served, what was delivered."""
 
+import time
 from typing import Any
 
 from rich.console import Console
 
-from aerie_cli.report import figures_table
+from aerie_cli.report import clock, figures_table
 
 LENGTH = {
     "mean": 2.1, "macro": 2.0, "ci_low": 1.9, "ci_high": 2.3,
@@ -45,3 +46,11 @@ def test_without_an_engine_nothing_is_said_of_serving():
 
     assert "served" not in seen
     assert seen.splitlines()[1].split() == ["task", "mean", "95", "%", "interval", "prompts"]
+
+
+def test_a_moment_of_another_day_has_its_date():
+    now = time.time()
+
+    assert len(clock(now)) == len("23:59:59")
+    assert clock(now - 3 * 86400).startswith(time.strftime("%Y-%m-%d ", time.localtime(now - 3 * 86400)))
+    assert clock(1e300) == "--:--:--"

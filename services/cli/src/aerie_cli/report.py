@@ -35,9 +35,10 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(at: float) -> str:
-    """The time of day of `at`, seconds since the epoch."""
+    """The time of day of `at`, seconds since the epoch; with its date unless that is today's."""
     try:
-        return time.strftime("%H:%M:%S", time.localtime(at))
+        moment = time.localtime(at)
+        return time.strftime("%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", moment)
     except (OverflowError, ValueError, OSError):  # a worker's clock may say anything
         return "--:--:--"
 
