@@ -12,6 +12,7 @@ import pytest
 import torch
 from references import cosine
 
+import aerie_verifier
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.engine.server import Server
 from eagle3_core.jobs.graph import StageName
@@ -154,6 +155,7 @@ def test_shards_say_which_engine_captured_them_and_what_was_checked(served: Run,
     assert (have.engine, have.engine_version, have.capture_pass, have.dtype) == (
         "sglang", "0.5.23", "prefill", "float32",
     )  # fmt: skip
+    assert (have.plugin_version, want.plugin_version) == (aerie_verifier.__version__, None)
     assert (have.verifier, have.aux_layers, have.final) == (want.verifier, want.aux_layers, want.final)
     assert result["samples"] == SAMPLES
     assert result["checked"] == result["agreed"] > SAMPLES

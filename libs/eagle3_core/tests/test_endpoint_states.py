@@ -184,6 +184,7 @@ def test_a_folder_of_the_same_name_on_another_machine_is_found_out_by_one_captur
         ({"digest": "0" * 64}, "the receipt says digest 0000"),
         ({"dtype": "bfloat16"}, "dtype bfloat16, asked for or found was float32"),
         ({"aux_layers": [1, 2, 3]}, "layers"),
+        ({"plugin_version": "0.0.9"}, r"plug-in 0\.0\.9, asked for or found was 0\.1\.0"),
         ({"key": "objects/secret"}, r"key objects/secret, asked for or found was captures/"),
     ],
 )

@@ -76,9 +76,9 @@ def test_an_engine_that_is_not_there_is_an_error_with_the_remedy(tmp_path: Path)
 @pytest.mark.parametrize(
     ("says", "reason"),
     [
-        ('{"sglang": null, "plugin": false}', "has no SGLang"),
-        ('{"sglang": "0.4.1", "plugin": true}', r"has SGLang 0\.4\.1; supported is 0\.5\.23"),
-        ('{"sglang": "0.5.23", "plugin": false}', "without the capture plug-in"),
+        ('{"sglang": null, "plugin": null}', "has no SGLang"),
+        ('{"sglang": "0.4.1", "plugin": "0.1.0"}', r"has SGLang 0\.4\.1; supported is 0\.5\.23"),
+        ('{"sglang": "0.5.23", "plugin": null}', "without the capture plug-in"),
         ("Traceback", "does not say"),
         ("[]", "does not say"),
     ],
@@ -91,7 +91,7 @@ def test_an_interpreter_without_what_is_needed_is_an_error_that_says_what_lacks(
 
 
 def test_an_interpreter_with_the_engine_and_the_plug_in_is_taken(tmp_path: Path) -> None:
-    assert require_engine(interpreter(tmp_path, '{"sglang": "0.5.23", "plugin": true}')) == "0.5.23"
+    assert require_engine(interpreter(tmp_path, '{"sglang": "0.5.23", "plugin": "0.1.0"}')) == ("0.5.23", "0.1.0")
 
 
 def test_this_interpreter_is_asked_for_real_and_has_no_sglang(tmp_path: Path) -> None:

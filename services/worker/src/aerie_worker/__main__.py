@@ -128,7 +128,7 @@ def served_queues(named: str, environment: Mapping[str, str]) -> list[str]:
     if not further and not asked:
         return queues
     try:
-        version = require_engine(read_settings(environment))
+        version = require_engine(read_settings(environment)).version
     except EngineMissing as missing:
         if asked:
             raise

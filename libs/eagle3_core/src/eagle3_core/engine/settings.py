@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -39,7 +39,8 @@ import importlib.metadata as m, json
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
-print(json.dumps({{"sglang": version("sglang"), "plugin": {PLUGIN!r} in m.entry_points(group={PLUGINS!r}).names}}))
+plugins = [e.dist.version for e in m.entry_points(group={PLUGINS!r}) if e.name == {PLUGIN!r}]
+print(json.dumps({{"sglang": version("sglang"), "plugin": plugins[0] if plugins else None}}))
 """
 """Asks an interpreter for its packages, without importing any (SGLang alone takes 20 s)."""
 
@@ -116,8 +117,17 @@ def _bad(name: str, what: str, wanted: str) -> BadEngineSettings:
     return BadEngineSettings(f"{name}: {what}", remedy=f"set it to {wanted}, or unset it")
 
 
-def require_engine(settings: EngineSettings) -> str:
-    """The version of SGLang that `settings` lead to, ready to capture. Raises EngineMissing that says what lacks."""
+class Installed(NamedTuple):
+    """What an interpreter has."""
+
+    version: str
+    """Of SGLang."""
+    plugin_version: str
+    """Of the plug-in that captures."""
+
+
+def require_engine(settings: EngineSettings) -> Installed:
+    """The SGLang that `settings` lead to, ready to capture. Raises EngineMissing that says what lacks."""
     remedy = "run `make setup-sglang`, or let AERIE_SGLANG_PYTHON of the worker name an interpreter that has SGLang"
     if not os.access(settings.python, os.X_OK):
         raise EngineMissing(f"verifier.backend is sglang, and {settings.python} is no interpreter", remedy=remedy)
@@ -137,7 +147,7 @@ def require_engine(settings: EngineSettings) -> str:
             f"{settings.python} has SGLang {version} without the capture plug-in",
             remedy="install aerie_verifier and eagle3_core into that environment",
         )
-    return str(version)
+    return Installed(str(version), str(plugin))
 
 
 def require_backend(spec: VerifierSpec, settings: EngineSettings) -> None:

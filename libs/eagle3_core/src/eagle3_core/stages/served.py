@@ -110,7 +110,7 @@ def _servers(
 ) -> Generator[Servers]:
     """Both servers, up to the end of the block."""
     settings = read_settings()
-    version = require_engine(settings)
+    version = require_engine(settings).version
     spec = ctx.spec.verifier
     if spec.engine.kv_cache_tokens is None:
         spec = spec.model_copy(

@@ -37,6 +37,7 @@ class SelfCheckFailed(AerieError):
 def contract_of_run(
     who: Identity, *, revision: str, aux_layers: tuple[int, int, int], dtype: str, kv_cache_dtype: str, attention: str,
     engine: str, engine_version: str, capture_pass: Literal["decode", "prefill"], parallel: str = "tp1",
+    plugin_version: str | None = None,
 ) -> CaptureContract:  # fmt: skip
     """How an engine that runs `who` captures: what the verifier is, which is the same for all engines, and how it is run."""
     return CaptureContract(
@@ -57,6 +58,7 @@ def contract_of_run(
         parallel=parallel,
         engine=engine,
         engine_version=engine_version,
+        plugin_version=plugin_version,
         capture_pass=capture_pass,
     )
 

@@ -33,6 +33,7 @@ class Expected:
     final: str
     dtype: str
     engine_version: str
+    plugin_version: str
     hidden_size: int
 
     def take(self, receipt: Receipt, ids: Sequence[int]) -> States:
@@ -50,6 +51,7 @@ class Expected:
             ("final", receipt.final, self.final),
             ("dtype", receipt.dtype, self.dtype),
             ("engine", receipt.engine_version, self.engine_version),
+            ("plug-in", receipt.plugin_version, self.plugin_version),
         ):
             if said != asked:
                 raise _wrong(receipt, name, said, asked)

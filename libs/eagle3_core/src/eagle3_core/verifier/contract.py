@@ -53,6 +53,8 @@ class CaptureContract(BaseModel):
     parallel: str = "tp1"
     engine: str
     engine_version: str
+    plugin_version: str | None = None
+    """Of the plug-in that captured inside the engine; None where the engine runs in our own process."""
     capture_pass: Literal["decode", "prefill"]
     mask_rule: str = "assistant tokens and the end-of-turn token"
 
@@ -62,7 +64,7 @@ MUST_MATCH = (
     "vocab_size", "aux_layers", "final", "dtype", "stored_dtype", "quantization", "kv_cache_dtype", "mask_rule",
 )  # fmt: skip
 """Fields that two contracts must share for one drafter: another precision is, to a drafter, another verifier."""
-MAY_DIFFER = ("engine", "engine_version", "attention", "parallel", "capture_pass")
+MAY_DIFFER = ("engine", "engine_version", "plugin_version", "attention", "parallel", "capture_pass")
 """Fields that round differently and mean the same: a difference is a warning."""
 
 

@@ -118,6 +118,7 @@ class EndpointStates:
             parallel=f"tp{cut(said.get('tp_size') or 1, 40)}",
             engine="sglang",
             engine_version=facts.engine_version,
+            plugin_version=facts.plugin_version,
             capture_pass=capture_pass,
         )
 
@@ -192,7 +193,7 @@ class EndpointStates:
     def _expected(self, facts: CaptureFacts) -> Expected:
         return Expected(
             self._sink(facts.sink), self.aux_layers, facts.final, self.spec.verifier.dtype, facts.engine_version,
-            self.identity.hidden_size,
+            facts.plugin_version, self.identity.hidden_size,
         )  # fmt: skip
 
     def _sink(self, url: str) -> ObjectStore:

@@ -56,7 +56,7 @@ class SGLangVerifier:
         self.go_on: Callable[[], None] = lambda: None
         """Raises to stop waiting for a server."""
         self.aux_layers = resolve_layers(aux_layers, identity.num_layers)
-        self.engine_version = require_engine(settings)
+        self.engine_version, self.plugin_version = require_engine(settings)
         self._settings = settings
         settings.scratch.mkdir(parents=True, exist_ok=True)
         self._folder = TemporaryDirectory(prefix="states-", dir=settings.scratch, ignore_cleanup_errors=True)
@@ -98,6 +98,7 @@ class SGLangVerifier:
             parallel=f"tp{self.spec.tensor_parallel}",
             engine="sglang",
             engine_version=self.engine_version,
+            plugin_version=self.plugin_version,
             capture_pass=capture_pass,
         )
 
@@ -119,7 +120,7 @@ class SGLangVerifier:
         bodies = [capture_request(ids) for ids in sequences]
         expected = Expected(
             self._sink, self.aux_layers, self._capture.final, self.spec.dtype, self.engine_version,
-            self.identity.hidden_size,
+            self.plugin_version, self.identity.hidden_size,
         )  # fmt: skip
         try:
             yield from expected.in_order(self._answers(bodies, on_progress), sequences)
