@@ -6,7 +6,6 @@ spawned as the engine does it, and whose queue holds one sample: every capture w
 
 from __future__ import annotations
 
-import random
 import resource
 import socket
 from collections.abc import Generator
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import torch
 from conftest import AUX_LAYERS, SPAWNED, Launch, capture_to
+from prompts import IN_FLIGHT, PROMPTS, prompts
 from references import Reference, cosine, stored
 
 from aerie_verifier.frontdoor import CaptureRefused
@@ -28,8 +28,6 @@ from eagle3_core.objects.location import store_at
 from eagle3_core.objects.protocol import StoreFull
 from eagle3_core.verifier.receipt import prompt_digest
 
-PROMPTS, SHORTEST, LONGEST, IN_FLIGHT, VOCAB = 50, 5, 600, 8, 320
-
 
 @pytest.fixture(scope="module")
 def server(launch: Launch, verifier: Path, sink: Path) -> Server:
@@ -39,16 +37,6 @@ def server(launch: Launch, verifier: Path, sink: Path) -> Server:
 @pytest.fixture(scope="module")
 def reference(verifier: Path) -> Reference:
     return Reference(verifier)
-
-
-def prompts() -> list[list[int]]:
-    """Prompts from the shortest to the longest; every fifth begins with the whole of the one before it."""
-    draw, made = random.Random(0), []
-    for i in range(PROMPTS):
-        length = SHORTEST + (LONGEST - SHORTEST) * i // (PROMPTS - 1)
-        head = made[-1] if i % 5 == 4 else []
-        made.append(head + [draw.randrange(3, VOCAB) for _ in range(length - len(head))])
-    return made
 
 
 def test_states_of_fifty_prompts_in_flight_together_equal_those_of_hugging_face(
@@ -75,13 +63,23 @@ def test_states_of_fifty_prompts_in_flight_together_equal_those_of_hugging_face(
     assert min(worst.values()) >= 0.99999, worst
 
 
-def test_a_repeated_prompt_is_captured_whole_although_the_prefix_cache_holds_it(server: Server) -> None:
+def test_a_repeated_prompt_is_captured_whole_although_the_prefix_cache_holds_it(
+    server: Server, sink: Path, reference: Reference
+) -> None:
     ids = list(range(10, 140))
+    plain = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    held = [server.post("/generate", plain)["meta_info"]["cached_tokens"] for _ in range(2)]
 
-    first, second = server.capture(ids), server.capture(ids)
+    receipts = [server.capture(ids) for _ in range(2)]
 
-    assert (first.tokens, second.tokens) == (130, 130)
-    assert first.key != second.key
+    assert held[1] > 64  # else the prefix cache would not hold it, and nothing could go wrong
+    assert len({receipt.key for receipt in receipts}) == 2
+    layers, prenorm, _ = reference.states(ids)
+    for receipt in receipts:
+        have = stored(sink.as_uri(), receipt)
+        torch.testing.assert_close(have["final"], prenorm, rtol=1e-4, atol=1e-3)
+        for layer, aux in zip(AUX_LAYERS, have["aux"].chunk(3, -1), strict=True):
+            assert cosine(aux, layers[layer]) >= 0.99999
 
 
 def test_ordinary_requests_between_captures_are_answered_as_ever_and_leave_nothing_in_the_sink(

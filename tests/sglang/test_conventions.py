@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import AUX_LAYERS, Launch, capture_to
+from prompts import IN_FLIGHT, prompts
 from references import Reference, cosine, stored
 from verifiers import tiny_deepseek
 
@@ -30,19 +32,35 @@ def test_a_verifier_of_deepseeks_kind_is_captured_at_the_layers_that_were_asked_
     assert cosine(have["final"], prenorm) >= 0.99999
 
 
-def test_in_bfloat16_states_are_near_and_nearer_than_either_neighbour_and_the_final_one_may_be_normed(
+def test_in_bfloat16_fifty_prompts_in_flight_together_are_near_and_nearer_than_either_neighbouring_layer(
     launch: Launch, tmp_path: Path
 ) -> None:
+    verifier, sink, asked = tiny_verifier(tmp_path / "verifier", hidden=64), tmp_path / "sink", prompts()
+    with (
+        launch(verifier, dtype="bfloat16", capture=capture_to(sink)) as server,
+        ThreadPoolExecutor(IN_FLIGHT) as clients,
+    ):
+        receipts = list(clients.map(server.capture, asked))
+
+    reference = Reference(verifier, torch.bfloat16)
+    for ids, receipt in zip(asked, receipts, strict=True):
+        have = stored(sink.as_uri(), receipt)
+        assert have["input_ids"].tolist() == ids
+        inputs, prenorm, _ = reference.states(ids)
+        for layer, aux in zip(AUX_LAYERS, have["aux"].float().chunk(3, -1), strict=True):
+            near = cosine(aux, inputs[layer])
+            assert near >= 0.999
+            assert near > max(cosine(aux, inputs[layer - 1]), cosine(aux, inputs[layer + 1]))
+        assert cosine(have["final"].float(), prenorm) >= 0.999
+
+
+def test_in_bfloat16_the_final_state_may_be_normed(launch: Launch, tmp_path: Path) -> None:
     verifier, sink = tiny_verifier(tmp_path / "verifier", hidden=64), tmp_path / "sink"
     with launch(verifier, dtype="bfloat16", overlap=False, capture=capture_to(sink, final="post")) as server:
         receipt = server.capture(PROMPT)
     have = stored(sink.as_uri(), receipt)
 
-    inputs, prenorm, normed = Reference(verifier, torch.bfloat16).states(PROMPT)
-    for layer, aux in zip(AUX_LAYERS, have["aux"].float().chunk(3, -1), strict=True):
-        near = cosine(aux, inputs[layer])
-        assert near >= 0.999
-        assert near > max(cosine(aux, inputs[layer - 1]), cosine(aux, inputs[layer + 1]))
+    _, prenorm, normed = Reference(verifier, torch.bfloat16).states(PROMPT)
     assert (receipt.final, receipt.dtype) == ("post", "bfloat16")
     assert cosine(have["final"].float(), normed) >= 0.999
     assert (have["final"].float() - normed).norm() < 0.05 * normed.norm()
