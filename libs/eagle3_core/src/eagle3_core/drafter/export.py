@@ -25,17 +25,17 @@ from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.model import DraftCache, Drafter
 from eagle3_core.drafter.tensors import LAYER, SGLANG_LAYER
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
+from eagle3_core.engine.config import SUPPORTED
 from eagle3_core.errors import AerieError
 from eagle3_core.verifier.layers import from_engine, sglang_engine, to_engine
 
-SGLANG_VERSIONS = "0.5.23"
-"""What the accepted names were read from and the format was served with."""
 SGLANG_NAMES = re.compile(
     r"fc\.weight|norm\.weight|lm_head\.weight|d2t|t2d|fc_norm\.[012]\.weight"
     r"|midlayer\.(input_layernorm|hidden_norm|post_attention_layernorm)\.weight"
     r"|midlayer\.self_attn\.(q|k|v|o)_proj\.weight|midlayer\.mlp\.(gate|up|down)_proj\.weight"
 )
-"""Names that `LlamaForCausalLMEagle3.load_weights` finds a place for; the embedding is taken from the verifier."""
+"""Names that `LlamaForCausalLMEagle3.load_weights` finds a place for, read in the supported versions; the embedding is taken from
+the verifier."""
 
 PROBE_TOKENS = 12
 TOLERANCE = 1e-4
@@ -95,7 +95,7 @@ def write_sglang(drafter: Drafter, folder: Path, dtype: torch.dtype) -> None:
     }
     if unknown := [name for name in tensors if not SGLANG_NAMES.fullmatch(name)]:
         raise ExportMismatch(
-            f"SGLang {SGLANG_VERSIONS} would drop {', '.join(unknown)} without a word",
+            f"SGLang {', '.join(SUPPORTED)} would drop {', '.join(unknown)} without a word",
             remedy="this is a fault of the export: report it with the drafter's config",
         )
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -318,7 +318,7 @@ def _check_engine(spec: JobSpec, verifier: Identity, layers: tuple[int, int, int
     """Raise EngineTooShort or LayerChoice where SGLang could not compute the job's samples, or not read its layers."""
     if spec.verifier.backend != "sglang":
         return
-    to_engine(layers, sglang_engine(str(verifier.text_config.get("model_type", ""))))
+    to_engine(layers, sglang_engine(verifier.model_type))
     asked = verifier.longest(spec.data.max_seq_len)
     held = spec.verifier.engine.kv_cache_tokens
     for room, what in (
