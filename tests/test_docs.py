@@ -7,14 +7,17 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aerie_api.settings import Settings, read_settings
+from aerie_verifier.__main__ import read as read_server_file
 from eagle3_core.engine.allowed import endpoints_of, read_allowed
 from eagle3_core.jobs.docs import render
 from eagle3_core.jobs.spec import parse_job
 from eagle3_core.testing import tiny_job
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_job_reference_is_the_job_model():
@@ -66,9 +69,7 @@ def test_the_api_of_the_cluster_page_has_settings_that_validate(monkeypatch: pyt
 
 
 def test_no_page_holds_a_placeholder():
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-
-    assert [page.name for page in pages if re.search(r"@@|TODO|FIXME|lorem", page.read_text())] == []
+    assert [page.name for page in PAGES if re.search(r"@@|TODO|FIXME|lorem", page.read_text())] == []
 
 
 def test_the_servers_that_a_page_names_can_stand_in_a_job_and_be_allowed(tmp_path: Path):
@@ -85,6 +86,45 @@ def test_the_servers_that_a_page_names_can_stand_in_a_job_and_be_allowed(tmp_pat
 
     for server, pointer in endpoints_of(spec):
         assert allowed.client(server, "team-a", pointer).url == server.url.removesuffix("/v1")
+
+
+def shown(page: str, language: str) -> list[str]:
+    """The blocks of a page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("page", "fields"), [("sglang.md", {"capture"}), ("traffic.md", {"drafter", "traffic"})])
+def test_the_server_files_that_pages_show_are_taken_by_the_launcher(page: str, fields: set[str], tmp_path: Path):
+    (text,) = [block for block in shown(page, "json") if block.startswith("{")]
+    (tmp_path / "server.json").write_text(text)
+
+    config = read_server_file(tmp_path / "server.json")
+
+    assert fields <= config.model_fields_set
+
+
+def test_the_job_on_sglang_and_the_kept_chats_that_pages_show_can_stand_in_a_job(tmp_path: Path):
+    (verifier,) = [block for block in shown("sglang.md", "json") if block.startswith('"verifier"')]
+    (datasets,) = shown("traffic.md", "yaml")
+
+    spec = parse_job(tiny_job(tmp_path) | json.loads(f"{{{verifier}}}") | yaml.safe_load(datasets))
+
+    assert (spec.verifier.backend, spec.datasets[0].uri) == ("sglang", yaml.safe_load(datasets)["datasets"][0]["uri"])
+
+
+def test_every_variable_that_a_page_names_is_read_by_some_program():
+    programs = [
+        *ROOT.glob("libs/*/src/**/*.py"),
+        *ROOT.glob("services/*/src/**/*.py"),
+        *ROOT.glob("tests/sglang/**/*.py"),
+    ]
+    sources = "".join(path.read_text() for path in programs)
+    read = {f"AERIE_{name.upper()}" for name in Settings.model_fields} | set(re.findall(r"AERIE_[A-Z0-9_]+", sources))
+
+    named = {(page.name, name) for page in PAGES for name in re.findall(r"AERIE_[A-Z0-9_]*[A-Z0-9]", page.read_text())}
+
+    assert len(named) > 50
+    assert sorted(pair for pair in named if pair[1] not in read) == []
 
 
 def test_every_trap_has_its_test():

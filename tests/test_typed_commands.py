@@ -13,10 +13,11 @@ from typer.exceptions import TyperException
 
 from aerie_api import __main__ as api_main
 from aerie_cli.main import app
+from aerie_verifier import __main__ as verifier_main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("aerie", "python", "make", "bash", "curl")
+PROGRAMS = ("aerie", "aerie-verifier", "python", "make", "bash", "curl")
 
 
 def commands(text: str) -> list[str]:
@@ -54,6 +55,11 @@ def is_aerie(words: list[str]) -> None:
     except TyperException as error:  # a sentence may name an option without its value
         if "requires an argument" not in error.format_message():
             raise
+
+
+def is_verifier(words: list[str]) -> None:
+    """Fail unless the launcher takes `words`."""
+    verifier_main.parser().parse_args(words)
 
 
 def is_python(words: list[str]) -> None:
@@ -97,7 +103,14 @@ def is_curl(words: list[str]) -> None:
         json.loads(words[words.index("-d") + 1])
 
 
-CHECKS = {"aerie": is_aerie, "python": is_python, "make": is_make, "bash": is_bash, "curl": is_curl}
+CHECKS = {
+    "aerie": is_aerie,
+    "aerie-verifier": is_verifier,
+    "python": is_python,
+    "make": is_make,
+    "bash": is_bash,
+    "curl": is_curl,
+}
 
 
 def test_the_pages_show_commands_of_every_program():
@@ -108,7 +121,7 @@ def test_the_pages_show_commands_of_every_program():
 @pytest.mark.parametrize(
     "command",
     ["aerie nothing", "aerie submit job.yaml --wach", "aerie keys rotate --overlap 1", "make nothing", "python -m aerie_nothing",
-     "python -m aerie_api backup", "python nothing.py", "curl -X PUT http://127.0.0.1:8000/jobs", "bash nothing"],
+     "python -m aerie_api backup", "python nothing.py", "aerie-verifier", "curl -X PUT http://127.0.0.1:8000/jobs", "bash nothing"],
 )  # fmt: skip
 def test_a_command_that_is_none_is_found(command):
     program, *words = command.split(" ")

@@ -23,12 +23,17 @@ def read(path: Path) -> ServerConfig:
         raise InvalidRequest(f"{path}: {error}", remedy="docs/sglang.md lists the fields") from None
 
 
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    made = argparse.ArgumentParser(prog="aerie-verifier", description=__doc__)
+    made.add_argument("config", type=Path, help="JSON file with the fields of ServerConfig")
+    made.add_argument("--log", type=Path, default=Path("aerie-verifier.log"), help="file for the engine's output")
+    return made
+
+
 def main() -> int:
     """Start the server, say where it serves, stay until it is over. Exit status 0 when it was stopped, 1 when it failed."""
-    parser = argparse.ArgumentParser(prog="aerie-verifier", description=__doc__)
-    parser.add_argument("config", type=Path, help="JSON file with the fields of ServerConfig")
-    parser.add_argument("--log", type=Path, default=Path("aerie-verifier.log"), help="file for the engine's output")
-    asked = parser.parse_args()
+    asked = parser().parse_args()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
