@@ -87,6 +87,14 @@ def without_template(job: Job, _folder: Path) -> None:
     place.write_text(json.dumps(config))
 
 
+def all_masked(job: Job, _folder: Path) -> None:
+    """Answers are given, and the template shows none of them as it prompts for them."""
+    write_jsonl(Path(job["datasets"][0]["uri"]), tiny_conversations(4, answered=True))
+    job["data"]["regenerate"]["enabled"] = False
+    place = Path(job["verifier"]["model"]) / "chat_template.jinja"
+    place.write_text(place.read_text() + "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}")
+
+
 def shallow(job: Job, folder: Path) -> None:
     job["verifier"]["model"] = str(tiny_verifier(folder / "shallow", layers=2))
 
@@ -216,6 +224,7 @@ REFUSALS: dict[str, tuple[Spoil, str, str]] = {
     "a dataset that is not JSONL": (train_file("one,two\n3,4\n"), "dataset.not_jsonl", "/datasets/0/uri"),
     "wrong roles": (rows([turn("wizard"), turn("user")]), "dataset.roles", "/datasets/0/uri"),
     "no assistant turn": (rows([turn("user")], regenerate=False), "dataset.no_assistant", "/datasets/0/uri"),
+    "masks of zeros alone": (all_masked, "data.all_masked", "/datasets"),
     "draft_vocab_size 0": (put("vocab", "draft_vocab_size", value=0), "request.invalid", "/vocab/draft_vocab_size"),
     "draft_vocab_size below 0": (put("vocab", "draft_vocab_size", value=-5), "request.invalid", "/vocab/draft_vocab_size"),
     "draft_vocab_size 1": (put("vocab", "draft_vocab_size", value=1), "vocab.size", "/vocab/draft_vocab_size"),

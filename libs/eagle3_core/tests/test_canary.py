@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.drafter.export import ExportMismatch
 from eagle3_core.engine.settings import EngineMissing
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, unit_key
@@ -135,6 +136,20 @@ def test_a_job_that_cannot_succeed_dies_with_the_stage_that_it_dies_in(tmp_path)
 
     assert died.value.context["canary_stage"] == "generate"
     assert any("the canary died in generate" in line.text for line in ctx.reporter.lines)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_drafter_that_its_own_package_cannot_reload_ends_the_job_in_the_canary(tmp_path, monkeypatch):
+    def reloaded(*_: object) -> None:
+        raise ExportMismatch("the drafter in sglang/ gives other logits", remedy="report it")
+
+    ctx = context(tmp_path, tiny_job(tmp_path))
+    monkeypatch.setattr("eagle3_core.stages.package.require_same", reloaded)
+
+    with pytest.raises(ExportMismatch) as died:
+        canary(ctx)
+
+    assert died.value.context["canary_stage"] == "package"
 
 
 def _poison(weights: Path) -> None:

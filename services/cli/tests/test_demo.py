@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -51,6 +52,31 @@ def test_a_name_in_use_gets_the_next_free_number():
         posted = demo.post(client, {"name": "smollm2-demo"})
 
     assert posted["name"] == "smollm2-demo-3"
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("pass", 0), ("fail", 3)])
+def test_the_verdict_is_the_demos_exit_status_and_what_was_reused_is_said(tmp_path, monkeypatch, verdict, status):
+    reused = {"name": "generate", "state": "succeeded", "progress_percentage": 100, "reused": True, "reused_units": 4}
+    ended = {
+        "object": "job", "id": "job_2", "name": "smollm2-demo", "status": "succeeded", "verdict": verdict,
+        "stages": [{**reused, "reused_from": ["job_1"]}],
+    }  # fmt: skip
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(202 if request.method == "POST" else 200, json=ended)
+
+    drafter = {"digest": "d", "sglang_dir": "/s", "speculators_dir": "/p"}
+    monkeypatch.setattr(demo, "make_job", lambda *_: {"name": "smollm2-demo"})
+    monkeypatch.setattr(demo, "house", lambda *_: nullcontext("http://aerie"))
+    monkeypatch.setattr(demo, "Api", lambda url, **_: Api(url, httpx.MockTransport(answer)))
+    monkeypatch.setattr(demo, "fetch", lambda *_: drafter)
+
+    told = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path), "--json"])
+
+    assert told.exit_code == status, told.output
+    assert json.loads(told.stdout)["verdict"] == verdict
+    assert json.loads((tmp_path / "demo/report.json").read_text()) == json.loads(told.stdout)
+    assert "reused from earlier jobs, not run again: generate" in told.stderr
 
 
 def test_places_are_filled_in_wherever_they_stand():
