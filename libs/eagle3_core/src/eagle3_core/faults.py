@@ -92,7 +92,7 @@ def _own_place(fault: Mapping[str, Any], document: Any) -> tuple[str | int, ...]
     place: list[str | int] = []
     here: Any = document
     for step in steps:
-        if step in here if isinstance(here, Mapping) else isinstance(here, list) and isinstance(step, int):
+        if step in here if isinstance(here, Mapping) else isinstance(here, list) and step in range(len(here)):
             here = cast("Any", here)[step]
             place.append(step)
     return (*place, steps[-1]) if fault["type"] == "missing" else tuple(place)

@@ -58,9 +58,10 @@ class Evaluation(Section):
     batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     """Prompts decoded side by side."""
 
-    near_tie_logit_gap: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    near_tie_logit_gap: Annotated[FiniteFloat, Field(ge=0, le=4)] | None = None
     """Largest gap between two logits that still counts as a tie when outputs part. null = 0 in float32, and two steps of
-    the number format at logits of 16 to 32 in lower precision: 0.25 in bfloat16, 0.03125 in float16."""
+    the number format at logits of 16 to 32 in lower precision: 0.25 in bfloat16, 0.03125 in float16. What lies
+    further apart than 4 is no tie in any precision."""
 
     speed_in_flight: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(max_length=8)] = (1, 4, 16)
     """Requests in flight at which serving is timed with and without the drafter (verifier.backend sglang). [] = none."""

@@ -97,7 +97,7 @@ class Training(Section):
     num_workers: Annotated[int, Field(ge=1, le=64)] | None = None
     """Threads that read and decode samples beside the compute; null = 4 beside a GPU, 1 on a CPU. Changes no result."""
 
-    memory_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    memory_gib: Annotated[FiniteFloat, Field(gt=0, le=1 << 20)] | None = None
     """Memory of a GPU to plan with; null = 92 % of what it has. A pass that needs more is computed in slices of its
     chains, each of which computes the keys again: slower, as exact. On a CPU there is no limit unless one is named."""
 
