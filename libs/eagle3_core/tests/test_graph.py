@@ -122,5 +122,13 @@ def test_the_device_of_training_is_part_of_its_key_since_it_decides_the_bits():
     )
 
 
+@pytest.mark.parametrize("stage", ["generate", "extract", "evaluate"])
+def test_threads_that_a_job_names_for_a_stage_are_part_of_its_key_and_of_no_others(stage: Any):
+    one, two = spec(resources={stage: {"threads": 1}}), spec(resources={stage: {"threads": 2}})
+
+    assert [name for name in STAGES if key(name, one) != key(name, two)] == [stage]
+    assert [name for name in STAGES if key(name, one) != key(name, spec())] == [stage]
+
+
 def test_how_often_training_saves_does_not_matter():
     assert key("train", spec(training={"checkpoint_every_steps": 5})) == key("train", spec())

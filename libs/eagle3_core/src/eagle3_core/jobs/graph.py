@@ -172,6 +172,9 @@ def unit_key(
         if isinstance(value, dict):
             value = _without(value, entry.drops.get(section, ()))  # type: ignore[reportUnknownArgumentType]
         config[section] = value
+    # The last bits depend on the threads; where a job names none, they are the machine's and no part of it.
+    if (threads := document["resources"].get(stage, {}).get("threads")) is not None:
+        config["threads"] = threads
     if entry.names:
         config["name"] = spec.name
     elif "verifier" in config:
