@@ -62,5 +62,14 @@ def test_another_engine_is_no_other_verifier_and_is_said_once_with_where():
     ]
 
 
+def test_another_plug_in_is_said_and_none_at_all_is_not():
+    old, new, none = (contract(plugin_version=version) for version in ("0.1.0", "0.2.0", None))
+
+    assert differences([("a", old), ("b", none), ("c", new)]) == [
+        "the hidden states differ in plugin_version: 0.1.0 (a), 0.2.0 (c)"
+    ]
+    assert differences([("a", old), ("b", none)]) == []
+
+
 def test_what_is_the_same_is_not_said():
     assert differences([("a", contract()), ("b", contract(verifier_name="elsewhere"))]) == []

@@ -84,12 +84,16 @@ def agree(sides: Iterable[tuple[str, CaptureContract]]) -> CaptureContract:
 
 
 def differences(sides: Iterable[tuple[str, CaptureContract]]) -> list[str]:
-    """How `sides` (name, contract) that agree differ nevertheless, a sentence for every field of MAY_DIFFER."""
+    """How `sides` (name, contract) that agree differ nevertheless, a sentence for every field of MAY_DIFFER.
+
+    A side that has no value there (an engine without a plug-in) differs in nothing: that it is another engine is said.
+    """
     named, found = list(sides), list[str]()
     for field in MAY_DIFFER:
         first_with: dict[str, str] = {}
         for name, contract in named:
-            first_with.setdefault(str(getattr(contract, field)), name)
+            if (value := getattr(contract, field)) is not None:
+                first_with.setdefault(str(value), name)
         if len(first_with) > 1:
             stated = ", ".join(f"{value} ({name})" for value, name in first_with.items())
             found.append(f"the hidden states differ in {field}: {stated}")
