@@ -15,7 +15,9 @@ from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.spec import parse_job
+from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.local import LocalStore
+from eagle3_core.stages import registry
 from eagle3_core.stages.canary import Whisper, canary, ten_of, tiny
 from eagle3_core.stages.chain import Chain
 from eagle3_core.stages.context import StageContext
@@ -138,17 +140,24 @@ def test_a_job_that_cannot_succeed_dies_with_the_stage_that_it_dies_in(tmp_path)
     assert any("the canary died in generate" in line.text for line in ctx.reporter.lines)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_a_drafter_that_its_own_package_cannot_reload_ends_the_job_in_the_canary(tmp_path, monkeypatch):
-    def reloaded(*_: object) -> None:
-        raise ExportMismatch("the drafter in sglang/ gives other logits", remedy="report it")
+def test_every_later_stage_is_run_and_a_drafter_that_its_own_package_cannot_reload_ends_the_job(tmp_path, monkeypatch):
+    ran: list[str] = []
+    results: dict[str, dict[str, Any]] = {"extract": {"pass": "decode"}, "evaluate": {"rows": []}}
+
+    def scripted(unit: StageContext) -> Commit:
+        ran.append(unit.assignment.stage)
+        if ran[-1] == "package":
+            raise ExportMismatch("the drafter in sglang/ gives other logits", remedy="report it")
+        result = results.get(ran[-1], {})
+        return unit.done(unit.writer().commit(result), result)
 
     ctx = context(tmp_path, tiny_job(tmp_path))
-    monkeypatch.setattr("eagle3_core.stages.package.require_same", reloaded)
+    monkeypatch.setattr(registry, "run", scripted)
 
     with pytest.raises(ExportMismatch) as died:
         canary(ctx)
 
+    assert ran == ["generate", "extract", "vocab", "train", "evaluate", "package"]
     assert died.value.context["canary_stage"] == "package"
 
 
