@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from aerie_api import __main__ as api_main
 from aerie_cli.main import app
 from aerie_verifier import __main__ as verifier_main
+from aerie_worker import __main__ as worker_main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,12 +64,14 @@ def is_verifier(words: list[str]) -> None:
 
 
 def is_python(words: list[str]) -> None:
-    """Fail unless the module or the file exists; the API's own commands are parsed."""
+    """Fail unless the module or the file exists; the commands of API and worker are parsed."""
     match words:
         case ["-c", code]:
             compile(code, "page", "exec")
         case ["-m", "aerie_api", *rest]:
             api_main.parser().parse_args(rest)
+        case ["-m", "aerie_worker", first, *rest]:
+            worker_main.parse([first, *rest])
         case ["-m", module, *_]:
             assert importlib.util.find_spec(module) is not None
         case [file, *_]:
@@ -121,7 +124,8 @@ def test_the_pages_show_commands_of_every_program():
 @pytest.mark.parametrize(
     "command",
     ["aerie nothing", "aerie submit job.yaml --wach", "aerie keys rotate --overlap 1", "make nothing", "python -m aerie_nothing",
-     "python -m aerie_api backup", "python nothing.py", "aerie-verifier", "curl -X PUT http://127.0.0.1:8000/jobs", "bash nothing"],
+     "python -m aerie_api backup", "python -m aerie_worker --url http://a --name w", "python nothing.py", "aerie-verifier",
+     "curl -X PUT http://127.0.0.1:8000/jobs", "bash nothing"],
 )  # fmt: skip
 def test_a_command_that_is_none_is_found(command):
     program, *words = command.split(" ")
