@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from conftest import FORKED, HERE, cpu_server
+from house import wait_for
 
 from aerie_verifier import traffic
 from eagle3_core.data.rows import parse, row_of
@@ -25,13 +25,12 @@ def redact(sample):
 
 def kept(sink: Path, count: int) -> list[str]:
     """The lines of the sink, once there are `count`."""
-    deadline = time.monotonic() + 10 * traffic.FLUSH_S
-    while True:
+
+    def come() -> list[str] | None:
         lines = [line for path in sorted(sink.rglob("*.jsonl")) for line in path.read_text().splitlines()]
-        if len(lines) >= count:
-            return lines
-        assert time.monotonic() < deadline, f"{len(lines)} of {count} samples came"
-        time.sleep(0.2)
+        return lines if len(lines) >= count else None
+
+    return wait_for(f"{count} samples", come, 10 * traffic.FLUSH_S)
 
 
 def test_chats_are_kept_redacted_whether_sent_whole_or_in_pieces_and_plain_requests_are_not(

@@ -105,7 +105,7 @@ def test_a_sink_slower_than_prefill_holds_prefill_back_and_loses_nothing(tmp_pat
 
     second = threading.Thread(target=out.submit, args=(sample("b"),))
     second.start()
-    second.join(0.2)
+    second.join(0.2)  # nothing may happen meanwhile: were it not held back, it would be through in a millisecond
     held_back = second.is_alive()
     store.go.set()
     second.join(60)
