@@ -19,6 +19,7 @@ from eagle3_core.data.rows import (
     DatasetNoAssistant,
     DatasetNotJsonl,
     DatasetRoles,
+    DatasetUnread,
 )
 from eagle3_core.jobs.spec import DatasetSpec
 
@@ -133,11 +134,11 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     ("line", "kind", "says"),
     [
         ("{", DatasetNotJsonl, "not JSON"),
-        ("[1]", DatasetNotJsonl, "a JSON list"),
+        ("[1]", DatasetNotJsonl, "a list where an object belongs"),
         ("[" * 100_000, DatasetNotJsonl, "nested too deeply"),
         ('{"prompt": ' + "9" * 5000 + "}", DatasetNotJsonl, "not JSON"),
         ({"text": "a"}, DatasetFormat, "fit no known format"),
-        ({"prompt": 3}, DatasetFormat, "a int where text belongs"),
+        ({"prompt": 3}, DatasetFormat, "a number where text belongs"),
         ('{"prompt": "\\ud800"}', DatasetFormat, "surrogate"),
         ({"messages": "hello"}, DatasetFormat, "no list"),
         ({"messages": [{"role": "user"}]}, DatasetFormat, "without 'role' and 'content'"),
@@ -151,6 +152,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
         ({"messages": [{"role": "wizard", "content": "a"}]}, DatasetRoles, "unknown role 'wizard'"),
         ({"messages": [{"role": ["user"], "content": "a"}]}, DatasetRoles, "unknown role"),
         ({"conversations": [{"from": "alien", "value": "a"}]}, DatasetRoles, "unknown role 'alien'"),
+        ({"messages": [ASK, {**ANSWER, "tool_calls": [{}]}]}, DatasetUnread, "a turn with 'tool_calls'"),
+        ({"messages": [ASK, {**ANSWER, "content": None, "tool_calls": [{}]}]}, DatasetUnread, "'tool_calls'"),
+        ({"messages": [ASK, ANSWER], "tools": [{}]}, DatasetUnread, "'tools' that the prompt would leave out"),
+        ({"conversations": [{"from": "human", "value": "a"}], "system": "Be brief."}, DatasetUnread, "'system' beside"),
+        ({"system_prompt": "Be brief.", "question": "a"}, DatasetUnread, "'system_prompt' beside the turns"),
+        ({"instruction": "a", "history": [["b", "c"]]}, DatasetUnread, "'history'"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named_with_its_reason(tmp_path, line, kind, says):
@@ -158,6 +165,23 @@ def test_a_line_that_cannot_be_used_is_named_with_its_reason(tmp_path, line, kin
 
     assert says in error.detail
     assert "line 1: " in error.detail
+
+
+def test_fields_beside_the_turns_that_say_nothing_are_no_fault(tmp_path):
+    empty = {"tools": [], "functions": None, "system": "", "history": []}
+    turns = [RULE, ASK, {**ANSWER, "tool_calls": None, "function_call": {}}]
+    path = file_of(tmp_path, {**empty, "messages": turns}, {"messages": turns, "system": RULE["content"]})
+
+    found, tally = conversations(path)
+
+    assert (len(found), tally.bad) == (2, 0)
+
+
+def test_thoughts_apart_from_an_answer_are_a_fault_where_that_answer_is_trained(tmp_path):
+    path = file_of(tmp_path, {"messages": [ASK, {**ANSWER, "reasoning_content": "Let me see."}]})
+
+    assert conversations(path)[1].bad == 0
+    assert "a turn with 'reasoning_content'" in refused(path, DatasetUnread, answers_needed=True).detail
 
 
 def test_a_line_that_is_too_long_is_skipped_and_the_next_one_read(tmp_path, monkeypatch):

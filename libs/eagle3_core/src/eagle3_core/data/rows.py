@@ -1,6 +1,8 @@
 """One line of a data set as a conversation: the four shapes that people bring, and what is wrong with a line.
 
-Nothing is guessed: a role that is not known is a fault, and so is a picture where text belongs.
+Nothing is guessed: a role that is not known is a fault, and so is a picture where text belongs. Nothing is left out in
+silence either: what serving would put into the prompt or the model say (tools, calls of them, a system prompt beside the
+turns) is a fault where no turn's text holds it, since a drafter would learn other text than it is to draft.
 
 Shapes of a line:
     messages   {"messages": [{"role", "content"}]}           roles system, user, assistant
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from eagle3_core.errors import AerieError
-from eagle3_core.text import sayable
+from eagle3_core.text import kind_of, sayable
 
 MAX_LINE_BYTES = 4 << 20
 """Longest line that is read, a million tokens of English; a longer one is a fault of its own and is skipped, not held."""
@@ -31,6 +33,12 @@ Role = Literal["system", "user", "assistant"]
 
 _ID_FIELDS = ("id", "uuid", "conversation_id", "question_id", "task_id")
 _TASK_FIELDS = ("task", "category")
+_TOOLS = ("tools", "functions")
+_CALLS = ("tool_calls", "function_call")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_SYSTEM = ("system", "system_prompt")
+_NOTHING: tuple[Any, ...] = (None, "", "[]", [], {})
+"""Values that say nothing, as files have them where a field does not apply."""
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 _SHAREGPT_ROLES: dict[str, Role] = {**_ROLES, "human": "user", "gpt": "assistant"}
 
@@ -95,6 +103,12 @@ class DatasetRoles(DatasetFault):
     code = "dataset.roles"
 
 
+class DatasetUnread(DatasetFault):
+    """Lines say more than their turns' text, and a drafter would be trained without it."""
+
+    code = "dataset.unread"
+
+
 class DatasetNoAssistant(DatasetFault):
     """Nothing in the data set was said by an assistant, and the job does not ask for answers."""
 
@@ -104,10 +118,13 @@ class DatasetNoAssistant(DatasetFault):
 _REMEDIES: dict[type[DatasetFault], str] = {
     DatasetMissing: "check the path; it must be a file that this process can read",
     DatasetEmpty: "give a file with at least one line",
-    DatasetNotJsonl: "write one JSON object per line (a JSON array is not JSON lines; `jq -c .[]` makes it so)",
+    DatasetNotJsonl: "write one JSON object per line, as UTF-8 text, plain or gzip (a JSON array is not JSON lines; "
+    "`jq -c .[]` makes it so)",
     DatasetLineTooLong: f"write one conversation of at most {MAX_LINE_BYTES >> 20} MiB per line, each line ended by a line feed",
     DatasetFormat: "state the format that the lines have (messages, sharegpt, alpaca or prompts), or repair the lines",
     DatasetRoles: "an optional system turn first, then user and assistant in turn; the last turn may be either's",
+    DatasetUnread: "put all that serving sends and the model writes into the turns' text, a system prompt as the first turn, "
+    "and leave lines with tools out",
     DatasetNoAssistant: "set data.regenerate.enabled to true, so that the verifier answers, or give answered conversations",
 }
 
@@ -131,9 +148,31 @@ def parse(row: Mapping[str, Any], shape: Format, *, name: str, task: str, answer
 
     `answers_needed` says that a line without an assistant turn is of no use.
     """
+    _check_read(row, answers_needed=answers_needed)
     messages = _SHAPES[shape](row)
+    if messages[:1] and messages[0]["role"] != "system" and (beside := _filled(row, _SYSTEM)):
+        raise RowFault(DatasetUnread, f"a {beside!r} beside the turns, and no system turn")
     check_turns(messages, answers_needed=answers_needed)
     return Conversation(_label(row, _ID_FIELDS, name), _label(row, _TASK_FIELDS, task), messages)
+
+
+def _check_read(row: Mapping[str, Any], *, answers_needed: bool) -> None:
+    """Raise RowFault where a line holds what its turns' text leaves out. What an assistant thought counts only where its
+    answers are trained on: the verifier thinks anew, and templates drop the thoughts of earlier turns."""
+    if named := _filled(row, _TOOLS):
+        raise RowFault(DatasetUnread, f"{named!r} that the prompt would leave out")
+    if isinstance(row.get("history"), list) and row["history"]:
+        raise RowFault(DatasetUnread, "a 'history' of turns that would be left out")
+    turns = row.get("messages", row.get("conversations"))
+    for turn in cast(list[Any], turns) if isinstance(turns, list) else []:
+        names = _CALLS + _THOUGHTS * answers_needed
+        if isinstance(turn, dict) and (named := _filled(cast(dict[str, Any], turn), names)):
+            raise RowFault(DatasetUnread, f"a turn with {named!r} that its text leaves out")
+
+
+def _filled(part: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of the fields `names` that says something."""
+    return next((name for name in names if part.get(name) not in _NOTHING), None)
 
 
 def check_turns(messages: Sequence[Message], *, answers_needed: bool) -> None:
@@ -178,7 +217,7 @@ def row_of(raw: bytes | None) -> dict[str, Any]:
     except ValueError as error:
         raise RowFault(DatasetNotJsonl, f"not JSON ({str(error).split(':')[0]})") from None
     if not isinstance(value, dict):
-        raise RowFault(DatasetNotJsonl, f"a JSON {type(value).__name__}, not an object")
+        raise RowFault(DatasetNotJsonl, f"{kind_of(value)} where an object belongs")
     return cast(dict[str, Any], value)
 
 
@@ -240,7 +279,7 @@ def _text(value: Any) -> str:
             raise RowFault(DatasetFormat, "a turn with other parts than text")
         value = "".join(_text(part.get("text")) for part in parts)
     if not isinstance(value, str):
-        raise RowFault(DatasetFormat, f"a {type(value).__name__} where text belongs")
+        raise RowFault(DatasetFormat, f"{kind_of(value)} where text belongs")
     try:
         value.encode()
     except UnicodeEncodeError:
