@@ -8,8 +8,10 @@ or spliced is found from its first kilobytes, whatever reads its tensors later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from eagle3_core import strict_json
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 LENGTH_BYTES = 8
+ALIGNMENT = 8
+"""The header's length is a multiple of it, as the format asks."""
 _LARGEST = (1 << 64) - 1
 
 BITS: Mapping[str, int] = {
@@ -44,6 +48,18 @@ class Table:
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
+
+
+def head_of(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """What a file of `tensors` (dtype as the format names it, and shape) begins with; their bytes follow in that order."""
+    entries: dict[str, object] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + prod(shape) * BITS[dtype] // 8
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def read_table(path: Path) -> Table:

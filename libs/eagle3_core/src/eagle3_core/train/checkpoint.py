@@ -15,12 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eagle3_core.digests import digest_file
 from eagle3_core.objects.keys import Training
 from eagle3_core.objects.protocol import ObjectMissing, ObjectStore
+from eagle3_core.train.streamed import write_tensors
 
 FORMAT_VERSION = 1
 MARKER = "complete.json"
@@ -64,10 +65,12 @@ class Checkpoints:
         self._prefix = Training(tenant, provenance).prefix
 
     def save(self, step: int, tensors: dict[str, Tensor], cursor: dict[str, Any]) -> Marker:
-        """Store a checkpoint of `step` steps; then older ones beyond `keep` are deleted. Raises StoreFull."""
+        """Store a checkpoint of `step` steps; then older ones beyond `keep` are deleted. Raises StoreFull.
+
+        `tensors`, float32 on any device, is emptied: each leaves its device when it is written.
+        """
         path = self._scratch / "checkpoint.safetensors"
-        save_file({name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}, path)
-        digest, size = digest_file(path), path.stat().st_size
+        digest, size = write_tensors(path, tensors)
         stem = f"{self._prefix}{step:08d}-{self._fence:06d}"
         key = f"{stem}-{digest[:16]}-state.safetensors"
         self._store.put_file(key, path)

@@ -169,7 +169,7 @@ class Replica:
 
     def drafter(self) -> Drafter:
         """See `Held`."""
-        trained = {name: weight.detach().cpu().clone() for name, weight in self._flat.masters().items()}
+        trained = {name: weight.detach().to("cpu", copy=True) for name, weight in self._flat.masters().items()}
         kept = {name: weight.detach() for name, weight in self._origin.weights.items()}
         return replace(self._origin, weights=kept | trained)
 

@@ -3,14 +3,16 @@
 Writing 5 GB (weights and moments of a drafter for an 8B verifier) takes seconds, in which training need not stand
 still. The copy is made behind the work already queued, so it holds exactly the step that was asked for: on the GPU
 itself where there is room (milliseconds; pinning as much host memory took 3 s), else to the host at once. Bringing it to
-the host, hashing, writing and storing happen in a thread, one checkpoint at a time. What goes wrong there is raised at
-the next save, or when the run waits for the last one.
+the host, hashing, writing and storing happen in a thread, one checkpoint at a time, which leaves the interpreter to the
+thread that launches steps (`train.streamed`). What goes wrong there is raised at the next save, or when the run waits for
+the last one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,7 +45,8 @@ class Saver:
 
         def work() -> None:
             try:
-                self._checkpoints.save(step, self._brought(copies, copied), cursor)
+                with self._beside(copied):
+                    self._checkpoints.save(step, copies, cursor)
                 done()
             except BaseException as error:
                 self._failure = error  # it is raised in the thread that trains
@@ -65,10 +68,12 @@ class Saver:
             return tensor.cpu()
         return tensor.clone()
 
-    def _brought(self, copies: dict[str, Tensor], copied: torch.cuda.Event | None) -> dict[str, Tensor]:
-        """The copies on the host, over a stream of their own; each leaves the GPU as soon as it has arrived."""
+    @contextmanager
+    def _beside(self, copied: torch.cuda.Event | None) -> Generator[None]:
+        """What is read from the GPU within the block is read over a stream of its own, once the copies are there."""
         if copied is None:
-            return copies
+            yield
+            return
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
             copied.wait()
-            return {name: copies.pop(name).cpu() for name in list(copies)}
+            yield
