@@ -1,64 +1,193 @@
-"""Same data, same steps: what the drafter of our trainer is worth beside one trained by speculators' own module.
+"""Same data, same steps: what the demo's drafter is worth, and how long it takes, beside two other ways to train it.
 
-Both start from the same weights, see the same answers of the real small verifier one by one in the same order, with the
-objective and label rule of speculators (kl, frozen head), AdamW and a clipped gradient. Ours steps by `drafter.step` and
-flat AdamW, theirs by that library's forward pass, torch's backward, clip and AdamW: the reference.
+The demo's own job (`examples/smollm2`): its prompts answered by the real small verifier, its draft vocabulary, batches,
+epochs and learning rates. Ours steps by `drafter.step` and flat AdamW. The others start from the same weights and take
+the same batches in the same order, with torch's backward pass, clip and AdamW:
 
-Judged is what serving would see: the acceptance length on held-out prompts, decoded for real. The difference is paired
-by prompt; its interval is a bootstrap over prompts (2,000 resamples, 95 %). Equal trainers have zero inside it.
+    speculators   that library's module on the batches of its own collator; ours takes its objective for this pair:
+                  kl, frozen head, its label rule
+    plain         `drafter.reference`, the loss by plain autograd, with the demo's own objective
+
+Judged is what serving would see: the acceptance length on prompts of the test split, decoded for real. The difference is
+paired by prompt; its interval is a bootstrap over prompts (2,000 resamples, 95 %). Equal trainers have zero inside it.
+Seconds are those of the steps alone; batches are made before, for all alike.
 
     python benchmarks/trainer_parity.py [--small] [--out FOLDER]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from rich.console import Console
-from rows import Row, benchmark, real_verifier
-from tokenizers import Tokenizer
+from rows import ROOT, Row, benchmark, real_verifier
+from torch import Tensor
 
 from eagle3_core.bench.cases import CASES, Work
-from eagle3_core.bench.implementations import peer_batch, peer_module
+from eagle3_core.bench.implementations import peer_module
+from eagle3_core.data.templates import Chat
+from eagle3_core.data.tokensets import TokenSet
+from eagle3_core.data.vocab import Counts, choose
 from eagle3_core.drafter.build import build
+from eagle3_core.drafter.chains import LabelRule
 from eagle3_core.drafter.flat import FlatWeights
-from eagle3_core.drafter.losses import Objective
+from eagle3_core.drafter.losses import LossName, Objective
 from eagle3_core.drafter.model import Drafter
+from eagle3_core.drafter.reference import reference_loss
 from eagle3_core.drafter.step import batch_loss
-from eagle3_core.drafter.testing import MemorySample, MemorySamples, pack
+from eagle3_core.drafter.testing import MemorySample, MemorySamples
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.evaluate.decode import Measured, measure
+from eagle3_core.jobs.sections.training import Training
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.shards.format import kept_positions
-from eagle3_core.train.optim import FlatAdamW, clipped
+from eagle3_core.train.feed import Feed, Pass
+from eagle3_core.train.optim import FlatAdamW, clipped, learning_rate
 from eagle3_core.verifier.base import Decoding, Generated
 from eagle3_core.verifier.transformers import TransformersVerifier
 
-STEPS, RATE, BETAS, RESAMPLES = 3, 1e-3, (0.9, 0.95), 2000
-TOPICS = (
-    "boats",
-    "birds",
-    "a town",
-    "two rivers",
-    "an old clock",
-    "bread",
-    "the moon",
-    "a train",
-    "bees",
-    "a lighthouse",
-)
-ASKED = ("Write a short story about {}.", "Explain {} to a child.", "Write a poem about {}.", "List facts about {}.")
+EXAMPLE = ROOT / "examples/smollm2"
+RESAMPLES = 2000
+HELD_OUT_PER_TASK = 60
+CPU = torch.device("cpu")
 
 
-def prompts(tokenizer: Tokenizer, first: int, count: int) -> list[list[int]]:
-    """Chat prompts `first` to `first + count` of one list in which none comes twice."""
-    texts = [f"{ASKED[i % 4].format(TOPICS[i // 4 % 10])} Use the number {i}." for i in range(first, first + count)]
-    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts]
-    return [tokenizer.encode(chat, add_special_tokens=False).ids for chat in chats]
+@dataclass(frozen=True)
+class Recipe:
+    """One way to pose the work: what is minimised, over which labels."""
+
+    drafter: Drafter
+    """Untrained."""
+    teacher: Teacher
+    feed: Feed
+    samples: MemorySamples
+    objective: Objective
+    training: Training
+
+    def order(self) -> list[Pass]:
+        """The batches of all epochs, one a step."""
+        return [batch for epoch in range(self.training.epochs) for batch in self.feed.batches(epoch)]
+
+    def rates(self) -> list[float]:
+        """The learning rate of every step."""
+        t, total = self.training, len(self.order())
+        how: dict[str, Any] = {
+            "peak": t.lr, "schedule": t.scheduler, "warmup_ratio": t.warmup_ratio, "min_ratio": t.min_lr_ratio
+        }  # fmt: skip
+        return [learning_rate(step, total, **how) for step in range(total)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all steps."""
+        return sum(self.feed.tokens_in(batch) for batch in self.order())
+
+
+Trained = tuple[Drafter, float]
+"""The drafter, and the seconds of its steps."""
+
+
+def train_ours(recipe: Recipe) -> Trained:
+    """By this library, as `train.replica` does."""
+    flat, t = FlatWeights(recipe.drafter, CPU, torch.float32), recipe.training
+    adam = FlatAdamW(flat, t.betas, t.weight_decay)
+    # speculators' loss is a sum over the steps and ours a mean, so a norm of 1 there is 1/K here; AdamW sees no factor.
+    limit = t.clip / (t.ttt_steps if recipe.objective.loss == "kl" else 1)
+    batches = {batch: recipe.feed.load(batch) for batch in set(recipe.order())}
+    began = time.perf_counter()
+    for batch, rate in zip(recipe.order(), recipe.rates(), strict=True):
+        flat.clear()
+        numerator, denominator, _ = batch_loss(flat.drafter, recipe.teacher, batches[batch], recipe.objective)
+        numerator.backward()
+        gradient_N = flat.gradient()
+        norm = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
+        adam.step(gradient_N, clipped(norm, denominator, limit)[1], rate)
+    return flat.drafter, time.perf_counter() - began
+
+
+def train_plain(recipe: Recipe) -> Trained:
+    """By plain autograd and torch's own optimizer."""
+    like = recipe.drafter
+    weights = {n: w.detach().clone().requires_grad_(w.requires_grad) for n, w in like.weights.items()}
+    drafter = Drafter.assemble(like.config, weights, like.embedding_VH, like.d2t_Vd, like.t2d_V)
+    batches = {batch: recipe.feed.load(batch) for batch in set(recipe.order())}
+
+    def loss_of(batch: Pass) -> Tensor:
+        numerator, denominator, _ = reference_loss(drafter, recipe.teacher, batches[batch], recipe.objective)
+        return numerator / denominator
+
+    return drafter, _torch_steps(recipe, [w for w in weights.values() if w.requires_grad], loss_of)
+
+
+def train_speculators(recipe: Recipe) -> Trained:
+    """By speculators' module, on batches that its own collator packs."""
+    from speculators.losses import resolve_loss_config
+    from speculators.models.eagle3.data import shift_batch
+    from speculators.train.data import CollateFn
+
+    like, t = recipe.drafter, recipe.training
+    work = Work(CASES["C1024"], like, recipe.teacher, recipe.samples)
+    module, how = peer_module(work, CPU, "sdpa"), resolve_loss_config("kl_div", "eager")
+    collate = CollateFn(t.batch_tokens, like.config.hidden_size, dtype=torch.float32, preprocess=shift_batch)
+    batches = {b: _collated(collate, [recipe.samples.samples[i] for i in b]) for b in set(recipe.order())}
+
+    def loss_of(batch: Pass) -> Tensor:
+        return cast("Tensor", module(**batches[batch], ttt_steps=t.ttt_steps, loss_config=how)[1])
+
+    seconds = _torch_steps(recipe, [p for p in module.parameters() if p.requires_grad], loss_of)
+    named = dict(module.named_parameters())
+    weights = {name: named[name].detach().clone() for name in like.weights}
+    return Drafter.assemble(like.config, weights, like.embedding_VH, like.d2t_Vd, like.t2d_V), seconds
+
+
+def _torch_steps(recipe: Recipe, trained: Sequence[Tensor], loss_of: Callable[[Pass], Tensor]) -> float:
+    """The steps by torch's backward pass, clip and AdamW; their seconds."""
+    t = recipe.training
+    adam = torch.optim.AdamW(trained, lr=t.lr, betas=t.betas, weight_decay=t.weight_decay, fused=True)
+    began = time.perf_counter()
+    for batch, rate in zip(recipe.order(), recipe.rates(), strict=True):
+        adam.zero_grad(set_to_none=True)
+        loss_of(batch).backward()
+        torch.nn.utils.clip_grad_norm_(trained, t.clip)
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+    return time.perf_counter() - began
+
+
+def _collated(collate: Callable[[list[dict[str, Tensor]]], dict[str, Any]], samples: list[MemorySample]) -> Any:
+    return {k: v for k, v in collate([_as_peer(s) for s in samples]).items() if k != "error_records"}
+
+
+def _as_peer(sample: MemorySample) -> dict[str, Tensor]:
+    """A sample as speculators' data set gives it."""
+    length = len(sample.input_ids)
+    final_TH = torch.zeros(length, sample.final.shape[1])
+    final_TH[sample.final_index.long()] = sample.final
+    return {
+        "input_ids": sample.input_ids.long(), "hidden_states": sample.aux, "verifier_last_hidden_states": final_TH,
+        "loss_mask": sample.loss_mask.bool(), "lengths": torch.tensor([length]), "position_ids": torch.arange(length),
+    }  # fmt: skip
+
+
+def prompts(chat: Chat, split: str, per_task: int) -> list[list[int]]:
+    """The demo's prompts of `split`, as tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "prompts.jsonl"
+        subprocess.run(
+            [sys.executable, str(EXAMPLE / "prompts.py"), "--split", split, "--per-task", str(per_task), "--out", out],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        return [chat.prompt(json.loads(line)["messages"]) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
 def sample_of(answer: Generated) -> MemorySample:
@@ -71,52 +200,26 @@ def sample_of(answer: Generated) -> MemorySample:
     return MemorySample(ids_T, mask_T, answer.states.aux.float(), final_TH[kept.long()], kept)
 
 
-def fresh(folder: Path, verifier: TransformersVerifier, samples: Sequence[MemorySample], size: int) -> Drafter:
-    """An untrained drafter whose vocabulary are the `size` most frequent tokens of the answers."""
-    parts = VerifierParts(folder)
-    supervised = torch.cat([s.input_ids[s.loss_mask.bool()].long() for s in samples])
-    counts_V = torch.bincount(supervised, minlength=len(parts.head()))
-    tokens = counts_V.argsort(descending=True, stable=True)[:size].sort().values
-    t2d_V = torch.zeros(len(counts_V), dtype=torch.bool)
-    t2d_V[tokens] = True
-    return build(
-        folder, algorithm="eagle3.1", init="random", aux_layers=verifier.contract("decode").aux_layers, ttt_steps=STEPS,
-        d2t_Vd=tokens - torch.arange(size), t2d_V=t2d_V, seed=0, train_lm_head=False,
+def pose(
+    verifier: TransformersVerifier, samples: MemorySamples, training: Training, size: int, val_ratio: float,
+    *, loss: LossName, rule: LabelRule, train_head: bool,
+) -> Recipe:  # fmt: skip
+    """The untrained drafter of the job's seed, and what it is to learn."""
+    folder, identity = verifier.identity.folder, verifier.identity
+    rows = [(str(i), "", s.input_ids.numpy(), s.loss_mask.numpy()) for i, s in enumerate(samples.samples)]
+    counted = Counts.of(TokenSet.build(rows), identity.vocab_size)
+    chosen = choose(counted.scores_V, size, identity.always_drafted())
+    drafter = build(
+        folder, algorithm=training.algorithm, init=training.init, aux_layers=samples.contract.aux_layers,
+        ttt_steps=training.ttt_steps, d2t_Vd=torch.from_numpy(chosen.d2t_Vd), t2d_V=torch.from_numpy(chosen.t2d_V),
+        seed=training.seed, train_lm_head=train_head,
     )  # fmt: skip
-
-
-def train_ours(work: Work, order: Sequence[MemorySamples]) -> Drafter:
-    """One step a sample by this library."""
-    flat, objective = FlatWeights(work.drafter, torch.device("cpu"), torch.float32), Objective(STEPS, "kl")
-    adam = FlatAdamW(flat, BETAS, 0.0)
-    for one in order:
-        flat.clear()
-        numerator, denominator, _ = batch_loss(flat.drafter, work.teacher, pack(one, STEPS, "speculators"), objective)
-        numerator.backward()
-        gradient_N = flat.gradient()
-        # Their loss is a sum over the steps and ours a mean, so 1 there is 1/K here; AdamW does not see the factor.
-        norm = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
-        adam.step(gradient_N, clipped(norm, denominator, 1.0 / STEPS)[1], RATE)
-    return flat.drafter
-
-
-def train_theirs(work: Work, order: Sequence[MemorySamples]) -> Drafter:
-    """One step a sample by speculators' module."""
-    from speculators.losses import resolve_loss_config
-
-    module: Any = peer_module(work, torch.device("cpu"), "sdpa")
-    trained = [p for p in module.parameters() if p.requires_grad]
-    adam = torch.optim.AdamW(trained, lr=RATE, betas=BETAS, weight_decay=0.0, fused=True)
-    how = resolve_loss_config("kl_div", "eager")
-    for one in order:
-        module.zero_grad(set_to_none=True)
-        _, loss, _ = module(**peer_batch(one), ttt_steps=STEPS, loss_config=how)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        adam.step()
-    named, like = dict(module.named_parameters()), work.drafter
-    weights = {name: named[name].detach().clone() for name in like.weights}
-    return Drafter.assemble(like.config, weights, like.embedding_VH, like.d2t_Vd, like.t2d_V)
+    teacher = Teacher.read(VerifierParts(folder), drafter.t2d_V, samples.contract.final)
+    feed = Feed(
+        samples, steps=training.ttt_steps, rule=rule, batch_tokens=training.batch_tokens, seed=training.seed,
+        val_ratio=val_ratio,
+    )  # fmt: skip
+    return Recipe(drafter, teacher, feed, samples, Objective(training.ttt_steps, loss), training)
 
 
 def paired(ours: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[float, float, float, float, float]:
@@ -131,37 +234,66 @@ def paired(ours: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[float,
     return float(mine_R[0]), float(reference_R[0]), float(mine_R[0] - reference_R[0]), float(low), float(high)
 
 
-def compare(small: bool) -> list[Row]:
-    """Make the answers, train both, measure both."""
-    answers, held, new_tokens, epochs, size = (3, 2, 6, 1, 16) if small else (200, 60, 64, 5, 2048)
-    folder = real_verifier()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    verifier = TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
-    how = Decoding(max_new_tokens=new_tokens, batch_size=32, eos_ids=verifier.identity.eos_token_ids, keep_states=True)
-    asked = prompts(tokenizer, 0, answers)
-    made = sorted(verifier.generate(asked, how, lambda **_: None), key=lambda a: a.index)
-    contract, samples = verifier.contract("decode"), [sample_of(answer) for answer in made]
-    drafter = fresh(folder, verifier, samples, size)
-    teacher = Teacher.read(VerifierParts(folder), drafter.t2d_V, contract.final)
-    everything = MemorySamples(contract, tuple(samples))
-    work = Work(CASES["C1024"], drafter, teacher, everything)
-    rng = np.random.default_rng(0)
-    order = [MemorySamples(contract, (samples[i],)) for _ in range(epochs) for i in rng.permutation(len(samples))]
-    ways = {"ours": train_ours(work, order), "theirs": train_theirs(work, order)}
-    judged = Decoding(max_new_tokens=new_tokens, batch_size=30, eos_ids=verifier.identity.eos_token_ids)
-    unseen = prompts(tokenizer, answers, held)
-    found = {
-        name: list(measure(verifier, one, unseen, judged, num_steps=STEPS, on_progress=lambda **_: None))
-        for name, one in ways.items()
-    }
-    mine, reference, difference, low, high = paired(found["ours"], found["theirs"])
+def judge(
+    name: str, recipe: Recipe, ours: Trained, theirs: Trained, look: Callable[[Drafter], list[Measured]]
+) -> list[Row]:
+    """The rows of one pair of trainers."""
+    mine, reference, difference, low, high = paired(look(ours[0]), look(theirs[0]))
     inside = "inside" if low <= 0 <= high else "OUTSIDE"
     Console().print(
-        f"{len(order)} steps; acceptance length {mine:.4f}, reference {reference:.4f}, difference {difference:+.4f}, "
-        f"95 % of resamples from {low:+.4f} to {high:+.4f}: zero is {inside}",
+        f"{name}: {len(recipe.order())} steps in {ours[1]:.1f} s, {name} in {theirs[1]:.1f} s; acceptance length "
+        f"{mine:.4f} and {reference:.4f}, difference {difference:+.4f}, 95 % of resamples from {low:+.4f} to "
+        f"{high:+.4f}: zero is {inside}",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
-    return [Row("held-out acceptance length", mine, "tokens a verify call", reference)]
+    return [
+        Row(f"held-out acceptance length beside {name}", mine, "tokens a verify call", reference),
+        Row(f"training beside {name}", recipe.tokens / ours[1], "tokens/s", recipe.tokens / theirs[1]),
+    ]
+
+
+def compare(small: bool) -> list[Row]:
+    """Make the answers, train both pairs, measure all."""
+    job = json.loads((EXAMPLE / "job.json").read_text(encoding="utf-8"))
+    data, regenerate = job["data"], job["data"]["regenerate"]
+    training = Training.model_validate(job["training"] | ({"epochs": 1} if small else {}))
+    answers, held, new_tokens, size = (
+        (2, 1, 6, 64)
+        if small
+        else (
+            data["max_samples"] // 5,
+            HELD_OUT_PER_TASK,
+            regenerate["max_new_tokens"],
+            job["vocab"]["draft_vocab_size"],
+        )
+    )
+    folder = real_verifier()
+    verifier = TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
+    chat, eos_ids = Chat.of(verifier.identity), verifier.identity.eos_token_ids
+    how = Decoding(
+        max_new_tokens=new_tokens, batch_size=regenerate["batch_size"], eos_ids=eos_ids, keep_states=True
+    )  # fmt: skip
+    made = sorted(verifier.generate(prompts(chat, "train", answers), how, lambda **_: None), key=lambda a: a.index)
+    samples = MemorySamples(verifier.contract("decode"), tuple(sample_of(answer) for answer in made))
+    judged = Decoding(max_new_tokens=new_tokens, batch_size=job["evaluation"]["batch_size"], eos_ids=eos_ids)
+    unseen = prompts(chat, "test", held)
+
+    def look(drafter: Drafter) -> list[Measured]:
+        return measure(
+            verifier, drafter, unseen, judged, num_steps=job["evaluation"]["num_steps"], on_progress=lambda **_: None
+        )
+
+    theirs = pose(
+        verifier, samples, training, size, data["val_ratio"], loss="kl", rule="speculators", train_head=False
+    )  # fmt: skip
+    own = pose(
+        verifier, samples, training, size, data["val_ratio"],
+        loss=training.loss, rule=training.label_rule, train_head=training.train_lm_head,
+    )  # fmt: skip
+    return [
+        *judge("speculators", theirs, train_ours(theirs), train_speculators(theirs), look),
+        *judge("plain", own, train_ours(own), train_plain(own), look),
+    ]
 
 
 if __name__ == "__main__":
