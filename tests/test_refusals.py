@@ -323,7 +323,7 @@ def test_others_are_served_while_a_costly_job_is_looked_at(client: TestClient, j
             served += 1
 
     assert looked_at.result().json()["code"] == "preflight.unanswered"
-    assert served > 20
+    assert served > 2  # before the answer, and not only behind it
 
 
 def test_more_jobs_than_can_be_looked_at_are_told_to_come_back(tmp_path: Path, job: Job):

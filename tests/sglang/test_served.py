@@ -50,7 +50,7 @@ def test_a_drafter_exported_for_the_layers_beside_its_own_is_found_out_by_servin
         (folder / "config.json").write_text(json.dumps(config))
 
     monkeypatch.setattr(served, "write_sglang", shifted)
-    monkeypatch.setattr(evaluate, "_drafter", house.leaning)
+    monkeypatch.setattr(evaluate, "trained_drafter", house.leaning)
 
     report = house.served(speed_in_flight=[]).result
 

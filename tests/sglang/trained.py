@@ -13,6 +13,7 @@ from drafters import lean_on_its_layers
 
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.drafter.model import Drafter
+from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.jobs.graph import STAGES
 from eagle3_core.jobs.spec import JobSpec, parse_job
 from eagle3_core.objects.local import LocalStore
@@ -20,8 +21,8 @@ from eagle3_core.objects.manifest import Manifest, fetch_file, read_manifest
 from eagle3_core.shards.manifest import contract_of
 from eagle3_core.stages.chain import Chain, Outcome
 from eagle3_core.stages.context import StageContext
-from eagle3_core.stages.evaluate import _drafter as load_drafter
 from eagle3_core.stages.generate import ANSWERS_FILE
+from eagle3_core.stages.trained import trained_drafter
 from eagle3_core.testing import tiny_job
 
 PROMPTS, IN_FLIGHT = 8, [1, 4]
@@ -63,9 +64,9 @@ class House:
                 self.chain_served.seed(name, self.trained.run(name).outputs)
         return self.chain_served.run("evaluate")
 
-    def leaning(self, ctx: StageContext, trained: Manifest) -> Drafter:
+    def leaning(self, ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Drafter:
         """What was trained, made to lean on its own layers."""
-        drafter = load_drafter(ctx, trained)
+        drafter = trained_drafter(ctx, trained, parts)
         answers = read_manifest(self.store, self.trained.run("generate").outputs[0].manifest).file(ANSWERS_FILE)
         texts = TokenSet.load(fetch_file(self.store, answers, self.folder))
         verifier = Path(self.document["verifier"]["model"])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.drafter.config import drafter_config, read_text_config
+from eagle3_core.drafter.export import ExportMismatch
 from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.tensors import tensor_shapes
 from eagle3_core.drafter.verifier_parts import VerifierParts
@@ -58,6 +59,7 @@ class Job:
         self.train = TokenSet.build(samples)
         self.held_out = TokenSet.build([(f"e{i}", "ab"[i % 2], [1, 9, 60 + i, 41], [0] * 4) for i in range(3)])
         self.refs: dict[StageName, list[ManifestRef]] = {"prepare": [self._prepare()]}
+        self.results: dict[StageName, dict[str, Any]] = {}
 
     def _writer(self, stage: StageName) -> UnitWriter:
         store = stage_context(self.folder, stage, self.document).store
@@ -73,7 +75,8 @@ class Job:
     def context(self, stage: StageName, start: int, stop: int, **changes: Any) -> StageContext:
         unit = UnitSlice(index=0, start=start, stop=stop, of=1)
         ctx = stage_context(
-            self.folder, stage, self.document, sources=self.sources, inputs=self.refs, unit=unit, **changes
+            self.folder, stage, self.document, sources=self.sources, inputs=self.refs, unit=unit,
+            results=self.results, **changes,
         )  # fmt: skip
         ctx.warm = WARM
         return ctx
@@ -91,7 +94,9 @@ class Job:
         }
         identity_map = torch.zeros(320, dtype=torch.int64), torch.ones(320, dtype=torch.bool)
         embedding = VerifierParts(self.folder / "verifier").embedding()
-        Drafter.assemble(config, weights, embedding, *identity_map).save(self.folder / "drafter")
+        drafter = Drafter.assemble(config, weights, embedding, *identity_map)
+        drafter.save(self.folder / "drafter")
+        self.results["train"] = {"digest": drafter.digest()}
         writer = self._writer("train")
         for name in (TENSORS_FILE, CONFIG_FILE):
             writer.add_file(name, self.folder / "drafter" / name)
@@ -322,6 +327,16 @@ def test_a_verifier_replaced_while_it_is_loaded_is_refused_and_not_kept(job, mon
     with pytest.raises(VerifierChanged, match=f"the job was posted for {job.identity.digest[:16]}"):
         generate(ctx)
     assert not ctx.warm.held
+
+
+def test_a_drafter_that_is_not_the_one_train_reported_is_not_measured(job):
+    generated = generate(job.context("generate", 0, 6))
+    job.refs["generate"] = [generated.output.manifest]
+    job.trained(contract_of(read_manifest(job.context("evaluate", 0, 1).store, generated.also[0].manifest)))
+    job.results["train"]["digest"] = "0" * 64
+
+    with pytest.raises(ExportMismatch, match="train's result says 0000"):
+        evaluate(job.context("evaluate", 0, 1))
 
 
 def test_what_measures_with_another_engine_than_captured_is_said_in_the_job(job):

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from safetensors.torch import load_file
 
 from eagle3_core.data.tokensets import TokenSet
-from eagle3_core.drafter.config import DrafterConfig
-from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
+from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.verifier_parts import VerifierParts
 from eagle3_core.evaluate.costs import measure_costs
 from eagle3_core.evaluate.decode import Measured, measure
@@ -31,6 +29,7 @@ from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.generate import ANSWERS_FILE
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
 from eagle3_core.stages.served import longest, passes, served
+from eagle3_core.stages.trained import trained_drafter
 from eagle3_core.stages.warm import reporting, warm_verifier
 from eagle3_core.verifier.base import Decoding
 from eagle3_core.verifier.contract import CaptureContract, agree, differences
@@ -45,7 +44,8 @@ def evaluate(ctx: StageContext) -> Commit:
     unit = ctx.assignment.unit
     (prepared,), (trained,) = ctx.manifests("prepare"), ctx.manifests("train")
     prompts = TokenSet.load(ctx.fetch(prepared.file("eval.safetensors"))).slice(unit.start, unit.stop)
-    drafter = _drafter(ctx, trained)
+    with reading_verifier(ctx) as folder:
+        drafter = trained_drafter(ctx, trained, VerifierParts(folder))
     promised = _promise(ctx, prompts, drafter, prepared, trained)
     result: dict[str, Any] = {"rows": promised.rows, "costs": promised.costs, "warnings": promised.warnings}
     if ctx.spec.verifier.backend == "sglang":
@@ -117,14 +117,6 @@ def _compared(ctx: StageContext, trained: CaptureContract, verifier: Transformer
 
 def _ids(prompts: TokenSet) -> list[list[int]]:
     return [prompts.sample(i)[0].tolist() for i in range(len(prompts))]
-
-
-def _drafter(ctx: StageContext, trained: Manifest) -> Drafter:
-    """Train's drafter in float32."""
-    config = DrafterConfig.model_validate_json(ctx.fetch(trained.file(CONFIG_FILE)).read_text())
-    state = load_file(ctx.fetch(trained.file(TENSORS_FILE)))
-    with reading_verifier(ctx) as folder:
-        return Drafter.from_state(config, state, VerifierParts(folder))
 
 
 def _training_answers(ctx: StageContext, prepared: Manifest) -> Iterator[list[int]]:

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from eagle3_core.data.sources import path_of
 from eagle3_core.drafter.card import CardFacts, write_card
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.export import ExportMismatch, require_same, sglang_config, write_sglang, write_speculators
-from eagle3_core.drafter.model import CONFIG_FILE, TENSORS_FILE, Drafter
 from eagle3_core.drafter.verifier_parts import Teacher, VerifierParts
 from eagle3_core.evaluate.served import folder_digest
 from eagle3_core.jobs.wire import Commit
 from eagle3_core.objects.manifest import Manifest
 from eagle3_core.stages.context import StageContext
 from eagle3_core.stages.posted import posted_verifier, reading_verifier
+from eagle3_core.stages.trained import trained_drafter
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.verifier.contract import CaptureContract, agree
 
@@ -37,7 +36,7 @@ def package(ctx: StageContext) -> Commit:
     sglang, speculators = ctx.scratch / "sglang", ctx.scratch / "speculators"
     with reading_verifier(ctx) as folder:
         parts = VerifierParts(folder)
-        drafter = _drafter(ctx, trained, parts)
+        drafter = trained_drafter(ctx, trained, parts)
         write_sglang(drafter, sglang, dtype)
         teacher = Teacher.read(parts, drafter.t2d_V, contract.final)
         write_speculators(drafter, speculators, dtype, str(path_of(ctx.spec.verifier.model)), teacher)
@@ -61,18 +60,6 @@ def _contract(ctx: StageContext, trained: Manifest) -> CaptureContract:
         if manifest.contract is not None:
             sides.append((f"evaluate's unit {manifest.unit[0]}", CaptureContract.model_validate(manifest.contract)))
     return agree(sides)
-
-
-def _drafter(ctx: StageContext, trained: Manifest, parts: VerifierParts) -> Drafter:
-    """Train's drafter in float32. Raises ExportMismatch where it is not the one that train's result names."""
-    config = DrafterConfig.model_validate_json(ctx.fetch(trained.file(CONFIG_FILE)).read_text())
-    drafter = Drafter.from_state(config, load_file(ctx.fetch(trained.file(TENSORS_FILE))), parts)
-    have, want = drafter.digest(), ctx.result("train")["digest"]
-    if have != want:
-        raise ExportMismatch(
-            f"the drafter's files digest to {have[:16]}, train's result says {want[:16]}", remedy="run train again"
-        )
-    return drafter
 
 
 def _sglang_layers(config: DrafterConfig, dtype: torch.dtype) -> list[int]:
