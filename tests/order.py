@@ -28,9 +28,10 @@ Texts = Mapping[str, str]
 
 
 def committed(root: Path) -> dict[str, str]:
-    """The text files that git tracks, or would with `git add`; files that are no UTF-8 are left out."""
+    """The text files that git tracks. What else lies in a checkout is its owner's: jobs, data, links to models. Files that
+    are no UTF-8 are left out."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z"],
         cwd=root,
         check=True,
         capture_output=True,

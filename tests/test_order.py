@@ -1,5 +1,6 @@
 """The tree is in order, and each rule that says so finds what is planted for it."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ def texts():
     found = committed(ROOT)
     assert {"README.md", "tests/order.py", "locks/requirements.txt"} <= found.keys()
     return found
+
+
+def test_what_lies_in_a_checkout_and_is_not_tracked_is_its_owners(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("tracked.md", "mine.md"):
+        (tmp_path / name).write_text("a text\n")
+    (tmp_path / "my-model").symlink_to(tmp_path, target_is_directory=True)
+    subprocess.run(["git", "add", "tracked.md"], cwd=tmp_path, check=True)
+
+    assert committed(tmp_path) == {"tracked.md": "a text\n"}
 
 
 def test_no_module_is_longer_than_the_cap(texts):
