@@ -49,6 +49,22 @@ class DatabaseBusy(AerieError):
     code, status, retryable = "database.busy", 503, True
 
 
+class DatabaseStorage(AerieError):
+    """The database's disk or file does not take what is written to it."""
+
+    code, status, retryable = "database.storage", 503, True
+
+
+_STORAGE = {
+    "SQLITE_FULL": ("its disk is full", "free disk space; the API goes on by itself, and what was confirmed is kept"),
+    "SQLITE_READONLY": ("its file can no longer be written, or was moved away", "give the file back and make it writable, "
+                        "then restart the API"),
+    "SQLITE_IOERR": ("its disk fails, or its folder is gone", "look after the disk and the folder, then restart the API"),
+    "SQLITE_CANTOPEN": ("its file cannot be opened", "look after the house's folder and its permissions, then restart the API"),
+}  # fmt: skip
+"""SQLite's primary result codes for what is no mistake of ours: what to say of the database, and what to do."""
+
+
 def sqlite_engine(path: Path) -> Engine:
     """An engine on the file `path`. Transactions are begun by us: the driver would begin them late and deferred."""
     engine = create_engine(
@@ -120,12 +136,22 @@ def unavailable(error: SQLAlchemyError) -> AerieError | None:
         )
     if not isinstance(error, DBAPIError):
         return None
+    named = "_".join(str(getattr(error.orig, "sqlite_errorname", "")).split("_")[:2])
+    if named in _STORAGE:
+        why, remedy = _STORAGE[named]
+        return DatabaseStorage(f"the database cannot be written: {why}", remedy=remedy)
     state = _state(error)
     if state in _GAVE_UP or "database is locked" in str(error.orig):
         return DatabaseBusy(f"{_GAVE_UP.get(state, 'a lock')} took too long in the database", remedy="ask again")
     if error.connection_invalidated or state[:2] in ("08", "57", "53") or _never_connected(error):
         return DatabaseAway("the database does not answer", remedy="ask again; if it stays so, start it: see /readyz")
     return DatabaseBusy("too many writers met", remedy="ask again") if worth_repeating(error) else None
+
+
+def in_short(error: Exception) -> str:
+    """What `error` of a database or a disk means, for people who look after them."""
+    told = unavailable(error) if isinstance(error, SQLAlchemyError) else None
+    return told.detail if told is not None else f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _never_connected(error: DBAPIError) -> bool:

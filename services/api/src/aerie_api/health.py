@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from aerie_api.engines import in_short
 from aerie_api.house import House, house_of
 from eagle3_core.errors import AerieError
 
@@ -82,7 +83,7 @@ def readyz(inside: Annotated[House, Depends(house_of)]) -> Ready:
             session.execute(text("SELECT 1 FROM jobs LIMIT 1"))
         free = inside.store.free_bytes()
     except (SQLAlchemyError, OSError) as error:
-        raise NotReady(f"{type(error).__name__}: {error}", remedy="see the API's log") from error
+        raise NotReady(in_short(error), remedy="see the API's log") from error
     if inside.watched and not (inside.reaper.alive and inside.reaper.failing is None):
         why = inside.reaper.failing or "its thread has ended"
         raise NotReady(f"the reaper does not work: {why}", remedy="free disk space, or restart the API")

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from aerie_api.engines import in_short
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,7 +48,7 @@ class Reaper:
             try:
                 self._passes()
             except (SQLAlchemyError, OSError) as error:
-                self.failing = f"{type(error).__name__}: {error}"
+                self.failing = in_short(error)
                 logger.exception("the reaper's pass failed; it tries again in %.1f s", self._interval_s)
             else:
                 self.failing = None
