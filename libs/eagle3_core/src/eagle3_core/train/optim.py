@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -89,40 +89,50 @@ class AdamW:
 class FlatAdamW:
     """The same over flat memory (`drafter.flat`): one kernel on a GPU that has it, torch's own step elsewhere."""
 
-    def __init__(self, flat: FlatWeights, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(
+        self, flat: FlatWeights, betas: tuple[float, float], weight_decay: float, parts: Sequence[slice] | None = None
+    ) -> None:
+        """`parts`: the ranges that it steps, all of the memory unless given."""
         self._flat, self._betas, self._decay = flat, betas, weight_decay
         self._m_N, self._v_N = torch.zeros_like(flat.master_N), torch.zeros_like(flat.master_N)
         self.count = torch.zeros((), device="cpu")
         """Steps taken."""
         self._kernel = has_kernels(flat.master_N.device)
-        master = flat.master_N
-        self._adam = torch.optim.AdamW([master], lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
-        self._adam.state[master] = {
-            "step": self.count.to(master.device, copy=True),
-            "exp_avg": self._m_N,
-            "exp_avg_sq": self._v_N,
-        }
+        self._parts = [slice(0, len(flat.master_N))] if parts is None else list(parts)
+        self._masters = [flat.master_N[part] for part in self._parts]
+        self._adam = torch.optim.AdamW(self._masters, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+        for part, master in zip(self._parts, self._masters, strict=True):
+            self._adam.state[master] = {
+                "step": self.count.to(master.device, copy=True),
+                "exp_avg": self._m_N[part],
+                "exp_avg_sq": self._v_N[part],
+            }
 
     def step(self, gradient_N: Tensor, scale: Tensor, rate: float) -> None:
         """One update at learning rate `rate` with `gradient_N` x `scale` (0-dim); the gradient is used up."""
         self.count += 1
+        flat = self._flat
+        apart = flat.compute_N is not flat.master_N
         if self._kernel:
             from eagle3_core.drafter.kernels.adamw import adamw
 
-            adamw(
-                self._flat.master_N, self._flat.compute_N, gradient_N, self._m_N, self._v_N, scale.float(), rate=rate,
-                betas=self._betas, weight_decay=self._decay, step=int(self.count),
-            )  # fmt: skip
+            for part, master in zip(self._parts, self._masters, strict=True):
+                adamw(
+                    master, flat.compute_N[part] if apart else master, gradient_N[part], self._m_N[part],
+                    self._v_N[part], scale.float(), rate=rate, betas=self._betas, weight_decay=self._decay,
+                    step=int(self.count),
+                )  # fmt: skip
             return
-        flat = self._flat
-        flat.master_N.grad = gradient_N.float().mul_(scale)
+        for part, master in zip(self._parts, self._masters, strict=True):
+            master.grad = gradient_N[part].float().mul_(scale)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
-        flat.master_N.grad = None
-        if flat.compute_N is not flat.master_N:
-            with torch.no_grad():
-                flat.compute_N.copy_(flat.master_N)
+        for part, master in zip(self._parts, self._masters, strict=True):
+            master.grad = None
+            if apart:
+                with torch.no_grad():
+                    flat.compute_N[part].copy_(master)
 
     def moments(self) -> dict[str, Tensor]:
         """Both running means, float32 [N]."""
@@ -131,4 +141,5 @@ class FlatAdamW:
     def begin_at(self, steps: int) -> None:
         """Go on after `steps` steps, with the moments as they are."""
         self.count.fill_(steps)
-        self._adam.state[self._flat.master_N]["step"].fill_(steps)
+        for master in self._masters:
+            self._adam.state[master]["step"].fill_(steps)

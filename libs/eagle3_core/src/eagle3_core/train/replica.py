@@ -31,6 +31,7 @@ from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
 from eagle3_core.train.memory import Demand, Rows
+from eagle3_core.train.muon import FlatMuon
 from eagle3_core.train.optim import FlatAdamW, clipped
 from eagle3_core.train.progress import packed
 from eagle3_core.train.ranks import Ranks
@@ -100,7 +101,8 @@ class Replica:
         self._origin, self._objective, self._ranks, self._clip = drafter, objective, place.ranks, training.clip
         self._teacher = teacher.to(place.device, place.dtype)
         self._flat = FlatWeights(drafter, place.device, place.dtype)
-        self._adam = FlatAdamW(self._flat, training.betas, training.weight_decay)
+        kind = FlatMuon if training.optimizer == "muon" else FlatAdamW
+        self._optimizer = kind(self._flat, training.betas, training.weight_decay)
         self._place, self._demand = place, place.demand(drafter.config, training)
         self._gradient_N: Tensor | None = None
         self._passes = 0
@@ -148,24 +150,24 @@ class Replica:
         self._waits.clear()
         summed = torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double()
         norm, scale = clipped(summed, denominator, self._clip)
-        self._adam.step(gradient_N, scale, rate)
+        self._optimizer.step(gradient_N, scale, rate)
         return norm
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """See `Held`."""
-        for kind, values_N in (("weight", self._flat.master_N), *self._adam.moments().items()):
+        for kind, values_N in (("weight", self._flat.master_N), *self._optimizer.moments().items()):
             yield from ((f"{kind}/{name}", slot.of(values_N)) for name, slot in self._flat.slots.items())
-        yield from ((f"step/{name}", self._adam.count) for name in self._flat.slots)
+        yield from ((f"step/{name}", self._optimizer.count) for name in self._flat.slots)
 
     def restore(self, whole: Mapping[str, Tensor]) -> None:
         """See `Held`."""
-        for kind, values_N in (("weight", self._flat.master_N), *self._adam.moments().items()):
+        for kind, values_N in (("weight", self._flat.master_N), *self._optimizer.moments().items()):
             if self._ranks.first:
                 for name, slot in self._flat.slots.items():
                     slot.of(values_N).copy_(whole[f"{kind}/{name}"])
             self._ranks.hand_out(values_N)
         self._flat.compute_N.copy_(self._flat.master_N)
-        self._adam.begin_at(self._ranks.from_first(_steps(whole)))
+        self._optimizer.begin_at(self._ranks.from_first(_steps(whole)))
 
     def drafter(self) -> Drafter:
         """See `Held`."""
