@@ -1,9 +1,9 @@
 """Tensors written to a safetensors file piece by piece, straight from where they are, digested on the way.
 
 The library's own writer makes a Python object of every tensor's bytes and holds the interpreter meanwhile: seconds for
-a checkpoint of 5 GB, in which the thread that trains cannot launch a step (on an H200 every step beside a save took
-twice to four times as long). Here no call holds it for longer than some microseconds: copies, writes and the digest of a
-piece all let it go. Nor is a second copy of the state made in host memory.
+a checkpoint of 5 GB, in which the thread that trains cannot launch a step (on an H200 two saves in 220 steps cost the
+steps 5.6 s). Here copies, writes and the digest of a piece all let it go, and no second copy of the state is made in host
+memory.
 
 Shapes: N bytes of a piece.
 """
