@@ -106,6 +106,7 @@ def same(a: Trained, b: Trained) -> bool:
         {"accumulation": 2, "noise_std": 0.05, "step_weights": "survival", "expected_length_weight": 4.0},
         {"algorithm": "eagle3", "loss": "lk", "ttt_steps": 2, "scheduler": "linear", "weight_decay": 0.1},
         {"dtype": "bfloat16"},
+        {"optimizer": "muon", "weight_decay": 0.1},
     ],
 )
 def test_a_run_that_is_stopped_at_any_step_ends_with_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ that are not listed here are refused. What this version cannot do has no field: 
 several machines for one verifier or one training, data or expert parallelism and free arguments of the engine, quantized
 verifiers and such with code of their own, datasets of token ids, training data or states from buckets or hubs and so
 credentials for them, states that someone else captured, states stored other than raw, training on states that are never
-stored, optimizers other than AdamW and Muon, kinds and replicas of GPUs and queues of a job's own, going on from another drafter, a
-comparison with the drafter in service, evaluation during training, trackers, retention of one job's states.
+stored, optimizers other than AdamW and Muon, kinds and replicas of GPUs and queues of a job's own, going on from another
+drafter, a comparison with the drafter in service, evaluation during training, trackers, retention of one job's states.
 `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
 """
 
