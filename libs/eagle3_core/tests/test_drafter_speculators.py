@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,19 @@ def test_a_last_layer_that_does_not_fit_is_refused_and_both_sides_are_named(tmp_
         built(folder, init="verifier_layer")
 
     assert caught.value.pointer == "/training/init"
+
+
+def test_a_drafter_of_the_deepest_training_is_exported_like_any_other(tmp_path: Path) -> None:
+    folder = tiny_verifier(tmp_path / "verifier")
+    drafter, parts = built(folder), VerifierParts(folder)
+    deep = replace(drafter, config=drafter.config.model_copy(update={"ttt_steps": 16}))
+
+    write_sglang(deep, tmp_path / "sglang", torch.float32)
+    write_speculators(
+        deep, tmp_path / "speculators", torch.float32, str(folder), Teacher.read(parts, deep.t2d_V, "pre")
+    )
+
+    require_same(deep, torch.float32, tmp_path / "sglang", tmp_path / "speculators", parts)
 
 
 @pytest.mark.parametrize("algorithm", ["eagle3.1", "eagle3"])

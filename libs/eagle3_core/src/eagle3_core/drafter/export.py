@@ -224,8 +224,8 @@ def require_same(drafter: Drafter, dtype: torch.dtype, sglang: Path, speculators
         state |= {"d2t": drafter.d2t_Vd, "t2d": drafter.t2d_V}
     _require_equal("speculators", {**state, "frequencies": module.rotary_emb.inv_freq}, rounded)
     rounded = replace(rounded, embedding_VH=rounded.embedding_VH.to(dtype))  # it repeats the embedding, rounded
-    steps = speculators_logits(module, drafter.config.ttt_steps, *inputs)
-    _require_close("speculators", steps[0], prefill_logits(rounded, *inputs))
+    first = speculators_logits(module, 1, *inputs)[0]  # the library's forward stumbles over more steps than tokens
+    _require_close("speculators", first, prefill_logits(rounded, *inputs))
 
 
 def _require_context(name: str, have: int, drafter: Drafter) -> None:
