@@ -30,6 +30,7 @@ def job(folder) -> dict[str, Any]:
 )
 def test_what_is_only_unwise_is_a_warning(folder, job, section, field, value, says):
     job[section][field] = value
+    job["training"]["max_seq_len"] = 96
 
     (warning,) = preflight(parse_job(job), [folder]).warnings
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_core.drafter.testing import MemorySamples, pack, random_samples
-from eagle3_core.train.feed import BatchTooSmall, Feed, MissingFinalState, NoSupervision
+from eagle3_core.train.feed import Feed, MissingFinalState, NoSupervision
+from eagle3_core.train.memory import BatchTooSmall
 
 MASKS = ["00111", "0001111", "0000", "0111111", "10101", "001111111", "00011"]
 

@@ -27,7 +27,7 @@ from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
-from eagle3_core.train.memory import Demand, Rows
+from eagle3_core.train.memory import Demand, Rows, require_whole_samples
 from eagle3_core.verifier import identity
 from eagle3_core.verifier.agreement import LLAMA_LAYER
 from eagle3_core.verifier.folder import POINTER, VerifierTemplate, VerifierTokenizer, refusal
@@ -174,7 +174,7 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     """Check `spec` against its verifier and its data; `say` hears what is looked at.
 
     Raises an AerieError with the pointer of the offending field: `verifier.*`, `drafter.verifier`, `vocab.size`,
-    `training.init`, `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `training.memory`.
+    `training.init`, `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `training.batch_tokens`, `training.memory`.
     """
     say("the verifier", POINTER)
     folder = resolve_folder(spec.verifier.model, file_roots, pointer=POINTER)
@@ -282,8 +282,10 @@ def _fingerprints(sources: Sequence[Source], say: Say) -> dict[str, str]:
 
 
 def _train_peak(spec: JobSpec, folder: Path, layers: tuple[int, int, int]) -> int:
-    """Bytes at the peak of a pass that is full and all the assistant's. Raises NoRoom, Undraftable."""
+    """Bytes at the peak of a pass that is full and all the assistant's. Raises BatchTooSmall, NoRoom, Undraftable."""
     training, text = spec.training, read_text_config(folder)
+    cut = min(training.max_seq_len or spec.data.max_seq_len, int(text["max_position_embeddings"]))
+    require_whole_samples(training.batch_tokens, cut)
     config = drafter_config(
         text, algorithm=training.algorithm, aux_layers=layers, ttt_steps=training.ttt_steps,
         draft_vocab_size=spec.vocab.draft_vocab_size or int(text["vocab_size"]),

@@ -27,7 +27,7 @@ from eagle3_core.drafter.step import PackedBatch
 from eagle3_core.errors import AerieError
 from eagle3_core.train.cost import EVEN, Facts, Weights
 from eagle3_core.train.deal import dealt
-from eagle3_core.train.memory import Rows
+from eagle3_core.train.memory import BatchTooSmall, Rows
 from eagle3_core.verifier.contract import CaptureContract
 
 Pass = tuple[int, ...]
@@ -40,12 +40,6 @@ class NoSupervision(AerieError):
     """No sample has a token that the drafter could learn from."""
 
     code, status = "training.no_supervision", 422
-
-
-class BatchTooSmall(AerieError):
-    """A sample does not fit into one forward pass."""
-
-    code, status = "training.batch_tokens", 422
 
 
 class MissingFinalState(AerieError):

@@ -28,6 +28,12 @@ USABLE = 0.92
 """Share of a GPU's memory that is planned with: the rest is the driver's, the allocator's and the collectives'."""
 
 
+class BatchTooSmall(AerieError):
+    """A sample does not fit into one forward pass."""
+
+    code, status = "training.batch_tokens", 422
+
+
 class NoRoom(AerieError):
     """A pass does not fit into the GPU's memory, however it is sliced."""
 
@@ -145,3 +151,15 @@ class Demand:
 def gib(size: float) -> float:
     """Bytes as GiB."""
     return size / 2**30
+
+
+def require_whole_samples(batch_tokens: int, longest: int) -> None:
+    """Raise BatchTooSmall where a pass of `batch_tokens` could not hold a sample of `longest` tokens, the most that one may
+    have: the first such sample would end the training, when all states have been captured."""
+    if longest > batch_tokens:
+        raise BatchTooSmall(
+            f"samples may have {longest} tokens, training.batch_tokens is {batch_tokens}, and a pass takes whole samples",
+            remedy=f"set training.max_seq_len to {batch_tokens}, which cuts only what is longer in training, or raise "
+            f"training.batch_tokens to {longest}",
+            pointer="/training/batch_tokens",
+        )
