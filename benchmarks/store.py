@@ -61,7 +61,7 @@ def rows(store: S3Store, file: Path, rounds: int) -> list[Row]:
         return size / MIB
 
     def parts() -> float:
-        download(store.client, bucket, "b", size, folder / "parts", store.ask)
+        download(store.opened("b"), "b", size, folder / "parts", store.ask)
         return size / MIB
 
     return [

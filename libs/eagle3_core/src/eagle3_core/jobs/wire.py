@@ -186,6 +186,41 @@ class Failure(Message):
     logs: list[LogLine] = Field(default_factory=list[LogLine])
 
 
+class ObjectAsk(Message):
+    """The process of a unit asks for one thing of an object store that it has no key to."""
+
+    do: Literal["get", "put", "begin", "part", "end", "abort", "list", "delete"]
+    """`begin`, `part`, `end` and `abort` are those of an upload in parts."""
+    key: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The object's; of `list` what the keys begin with."""
+    blake3: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Of `put`: the digest that the store keeps with the object."""
+    upload_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    part: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    after: Annotated[str, Field(max_length=1024)] = ""
+    """Of `list`: the last key of the answer before."""
+
+
+class Stored(Message):
+    """An object that is there."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class ObjectAnswer(Message):
+    """A request that the process may send to the store itself, or what the store was asked on its behalf."""
+
+    url: str | None = None
+    """Carries its own signature: whoever has it may send this one request, so it goes into no log."""
+    headers: dict[str, str] = Field(default_factory=dict[str, str])
+    """What the request must carry, as it is."""
+    lasts_s: float = 0.0
+    found: list[Stored] = Field(default_factory=list[Stored])
+    more: bool = False
+
+
 class ClaimRequest(Message):
     """A worker asks for work and waits up to `wait_s` for it."""
 
@@ -198,6 +233,8 @@ class ClaimRequest(Message):
     """What it asks for now, of `queues`; null = all."""
     gpus: int = Field(default=0, ge=0, le=1024)
     """GPUs that a unit has to itself while this worker runs it; they count against the tenant's GPU-hours."""
+    lent: bool = False
+    """Whether its units' objects must be lent to it: it has no key to the object store."""
     wait_s: float = Field(default=20.0, ge=0, le=60)
 
 

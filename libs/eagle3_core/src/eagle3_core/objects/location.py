@@ -19,7 +19,8 @@ class UnknownStore(AerieError):
 
 
 def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectStore:
-    """The object store at `url`: `file:///folder`, or `s3://bucket/prefix?endpoint=https://host` (`objects.s3_address`).
+    """The object store at `url`: `file:///folder`, `s3://bucket/prefix?endpoint=https://host` (`objects.s3_address`), or
+    `lent:///socket`, one whose requests are signed by whoever serves that socket (`objects.lent`).
 
     Credentials come from `environment` alone. Raises UnknownStore, BadStoreUrl, StoreRefused.
     """
@@ -28,6 +29,11 @@ def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectSto
         from eagle3_core.objects.s3 import s3_store  # its two clients take a third of a second to import
 
         return s3_store(url, environment)
+    if scheme == "lent":
+        from eagle3_core.objects.lent import LentStore
+        from eagle3_core.objects.lent_desk import Desk
+
+        return LentStore(Desk(Path(unquote(urlsplit(url).path))), url)
     parts = urlsplit(url)
     if scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UnknownStore(
@@ -38,7 +44,9 @@ def store_at(url: str, environment: Mapping[str, str] = os.environ) -> ObjectSto
 
 
 def url_of(store: ObjectStore) -> str:
-    """The URL under which another process of this machine opens `store`. Raises UnknownStore."""
+    """The URL under which another process of this machine, with this environment, opens `store`. Raises UnknownStore."""
     if isinstance(store, LocalStore):
         return store.root.as_uri()
+    if url := str(getattr(store, "url", "")):
+        return url
     raise UnknownStore(f"{type(store).__name__} has no URL", remedy="open it by store_at")

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.wire import ObjectAnswer, ObjectAsk
 
 
 class ObjectMissing(AerieError):
@@ -134,6 +135,15 @@ class ObjectStore(Protocol):
 
     def probe(self) -> Abilities:
         """Try everything once under a key of its own. Raises StoreUnfit, StoreRefused, StoreUnavailable."""
+        ...
+
+
+@runtime_checkable
+class Lends(Protocol):
+    """A store that can sign single requests for somebody who has no key to it."""
+
+    def lend(self, ask: ObjectAsk, lasts_s: int) -> ObjectAnswer:
+        """What `ask` wants, good for `lasts_s` seconds. The caller sees to it that it may be asked."""
         ...
 
 

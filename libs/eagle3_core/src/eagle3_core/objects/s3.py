@@ -25,15 +25,17 @@ from minio import Minio
 from minio.error import S3Error
 
 from eagle3_core.digests import digest_bytes
+from eagle3_core.jobs.wire import ObjectAnswer, ObjectAsk
 from eagle3_core.objects.protocol import Abilities, ObjectMissing, Stat
 from eagle3_core.objects.retry import Retries
 from eagle3_core.objects.s3_address import S3Address, s3_address
 from eagle3_core.objects.s3_clients import Patience, bulk_client, control_client, encryption_of
 from eagle3_core.objects.s3_credentials import S3Credentials, credentials_in
 from eagle3_core.objects.s3_errors import verdict
+from eagle3_core.objects.s3_lend import lend
 from eagle3_core.objects.s3_list import Listing
 from eagle3_core.objects.s3_probe import probe_s3
-from eagle3_core.objects.s3_read import DIGEST_HEADER, PART_BYTES, download, read_bytes
+from eagle3_core.objects.s3_read import DIGEST_HEADER, PART_BYTES, Opener, copy_in, download, read_bytes
 from eagle3_core.objects.s3_uploads import abort_uploads
 from eagle3_core.objects.s3_versions import delete_versions, keeps_versions
 
@@ -50,14 +52,17 @@ class S3Store:
 
     def __init__(
         self, address: S3Address, credentials: S3Credentials, *, retries: Retries | None = None,
-        patience: Patience | None = None, part_bytes: int = PART_BYTES,
+        patience: Patience | None = None, part_bytes: int = PART_BYTES, url: str = "",
     ) -> None:  # fmt: skip
+        """`url` is what `store_at` opens the same store by, in another process with the same environment."""
+        self.url = url
         self.address = address
+        self.credentials = credentials
         self.client = control_client(address, credentials, patience or Patience())
         self.bulk = bulk_client(address, credentials, patience or Patience())
         self._retries = retries or Retries()
         self._part_bytes = part_bytes
-        self._encryption = encryption_of(address)
+        self.encryption = encryption_of(address)
         self._public = self._for_public(credentials, patience or Patience())
         self._versions: bool | None = None
 
@@ -87,7 +92,7 @@ class S3Store:
         def put() -> None:
             self.client.put_object(
                 bucket_name=self.address.bucket, object_name=name, data=io.BytesIO(data), length=len(data),
-                metadata=dict(digest), sse=self._encryption,
+                metadata=dict(digest), sse=self.encryption,
             )  # fmt: skip
 
         self.ask(f"PUT {name}", put)
@@ -126,15 +131,21 @@ class S3Store:
     def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes from `start`, or to the end."""
         name = self.address.object_name(key)
-        return self.ask(f"GET {name}", lambda: read_bytes(self.client, self.address.bucket, name, start, length))
+        return self.ask(f"GET {name}", lambda: self._read(name, start, length))
+
+    def _read(self, name: str, start: int, length: int | None) -> bytes:
+        if length == 0:
+            self.client.stat_object(bucket_name=self.address.bucket, object_name=name)
+            return b""
+        return read_bytes(self.opened(name), start, length)
 
     def fetch(self, key: str, folder: Path) -> Path:
         """A copy of the object in `folder`; one that lies there already is taken as it is."""
         name = self.address.object_name(key)
-        target = folder / f"{digest_bytes(name.encode())[:16]}-{name.rpartition('/')[2][-128:]}"
+        target = copy_in(folder, name)
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            download(self.client, self.address.bucket, name, self.stat(key).size, target, self.ask)
+            download(self.opened(name), name, self.stat(key).size, target, self.ask)
         return target
 
     def stat(self, key: str) -> Stat:
@@ -188,6 +199,16 @@ class S3Store:
             expires=timedelta(seconds=expires_s), response_headers={"response-content-disposition": disposition},
         )  # fmt: skip
 
+    def lend(self, ask: ObjectAsk, lasts_s: int) -> ObjectAnswer:
+        """One signed request, or what only the owner of a key can ask (a list, a deletion)."""
+        return lend(self, ask, lasts_s)
+
+    def opened(self, name: str) -> Opener:
+        """One attempt at a range of the object `name` of the bucket, however often it is called."""
+        return lambda start, length: self.client.get_object(
+            bucket_name=self.address.bucket, object_name=name, offset=start, length=length or 0
+        )
+
     def abort_stale_uploads(self, older_than_s: float) -> int:
         """Abort multipart uploads under the prefix that began so long ago."""
         return abort_uploads(self.client, self.address, older_than_s, self.ask)
@@ -199,4 +220,4 @@ class S3Store:
 
 def s3_store(url: str, environment: Mapping[str, str] = os.environ) -> S3Store:
     """The store at `url`, with the credentials of `environment`. Raises BadStoreUrl, StoreRefused."""
-    return S3Store(s3_address(url), credentials_in(environment))
+    return S3Store(s3_address(url), credentials_in(environment), url=url)

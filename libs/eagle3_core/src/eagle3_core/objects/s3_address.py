@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from eagle3_core.errors import AerieError
 from eagle3_core.objects.protocol import BadKey, checked_key
@@ -70,6 +70,13 @@ class S3Address:
     def object_name(self, key: str) -> str:
         """The name of `key` in the bucket. Raises BadKey."""
         return self.prefix + checked_key(key)
+
+    def object_url(self, key: str) -> str:
+        """Where the server has `key`. Raises BadKey."""
+        name = quote(self.object_name(key))
+        if self.virtual_host:
+            return f"{'https' if self.tls else 'http'}://{self.bucket}.{self.host}/{name}"
+        return f"{self.endpoint}/{self.bucket}/{name}"
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix} at {self.endpoint}"

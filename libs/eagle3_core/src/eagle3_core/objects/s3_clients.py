@@ -57,14 +57,19 @@ def control_client(address: S3Address, credentials: S3Credentials, patience: Pat
 
 def transport(address: S3Address, patience: Patience) -> urllib3.PoolManager:
     """Connections to the server: certificates checked, no retries, through the proxy that the environment wants."""
+    return connections(patience, proxy_for(address))
+
+
+def connections(patience: Patience, proxy: str | None, **more: Any) -> urllib3.PoolManager:
+    """Such connections through `proxy`, or directly."""
     options: dict[str, Any] = {
         "timeout": urllib3.Timeout(connect=patience.connect_s, read=patience.read_s),
         "maxsize": CONNECTIONS,
         "retries": False,
         "cert_reqs": "CERT_REQUIRED",
         "ca_certs": os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        **more,
     }
-    proxy = proxy_for(address)
     return urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
 
 
@@ -115,6 +120,11 @@ def encryption_of(address: S3Address) -> Sse | None:
 
 def proxy_for(address: S3Address) -> str | None:
     """The proxy that the environment wants for the server; none for this machine."""
-    if address.loopback or urllib.request.proxy_bypass(address.hostname):
+    return proxy_of(address.hostname, tls=address.tls, loopback=address.loopback)
+
+
+def proxy_of(hostname: str, *, tls: bool, loopback: bool) -> str | None:
+    """The same for a server by its name."""
+    if loopback or urllib.request.proxy_bypass(hostname):
         return None
-    return urllib.request.getproxies().get("https" if address.tls else "http")
+    return urllib.request.getproxies().get("https" if tls else "http")

@@ -44,6 +44,16 @@ class Cut(Exception):
     """An answer ended before its announced length, or was not the one asked for."""
 
 
+class Answered(Exception):
+    """A request that was sent without a client of the store was refused; holds the answer's status and body."""
+
+    def __init__(self, status: int, body: bytes = b"") -> None:
+        self.status = status
+        code = re.search(r"<Code>(\w+)</Code>", body.decode(errors="replace"))
+        self.code = code[1] if code else ""
+        super().__init__(f"HTTP {status} {self.code}".strip())
+
+
 class Damaged(Exception):
     """An answer does not hash to what was stored with it."""
 
@@ -58,7 +68,7 @@ def verdict(failure: Exception, what: str) -> Verdict | None:
         failure, Cut | Damaged | ParseError | UnicodeDecodeError | HTTPError | ConnectionError | TimeoutError
     ):
         return Verdict(_unavailable(what, f"{type(failure).__name__}: {_first_line(failure)}"), passing=True)
-    if isinstance(failure, S3Error | ServerError | InvalidResponseError | ObstoreError):
+    if isinstance(failure, S3Error | ServerError | InvalidResponseError | ObstoreError | Answered):
         return _judged(failure, what)
     if isinstance(failure, FileNotFoundError) and not failure.filename:  # obstore's word for a 404
         return _judged(failure, what)
@@ -67,6 +77,8 @@ def verdict(failure: Exception, what: str) -> Verdict | None:
 
 def code_and_status(failure: Exception) -> tuple[str, int]:
     """The store's error code (empty if it gave none) and the HTTP status (0 if there was no answer)."""
+    if isinstance(failure, Answered):
+        return failure.code, failure.status
     if isinstance(failure, S3Error):
         return failure.code or "", failure.response.status
     if isinstance(failure, ServerError):

@@ -16,16 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minio import Minio
 from minio.error import InvalidResponseError, S3Error
+from urllib3 import BaseHTTPResponse
 
 from eagle3_core.digests import digest_bytes
 from eagle3_core.objects.protocol import StoreUnfit
-from eagle3_core.objects.s3_errors import Cut, Damaged, code_and_status
+from eagle3_core.objects.s3_errors import Answered, Cut, Damaged, code_and_status
 
 Result = TypeVar("Result")
 Ask = Callable[[str, Callable[[], Result]], Result]
 """Runs a request, again where it may pass; the text says what is asked, for the error."""
+
+Opener = Callable[[int, int | None], BaseHTTPResponse]
+"""One request for an object from a byte on, for so many bytes or to the end. Raises what a store's refusal is."""
 
 DIGEST_HEADER = "x-amz-meta-blake3"
 PART_BYTES = 16 << 20
@@ -36,15 +39,17 @@ limit; a break then also costs one part, not the whole. On loopback, where neith
 the rate of one plain stream in two runs, for 1.1 times the CPU (benchmarks/store.py)."""
 
 
-def read_bytes(client: Minio, bucket: str, name: str, start: int, length: int | None) -> bytes:
-    """One attempt at `length` bytes from `start`, or to the end; fewer where the object is shorter."""
-    if length == 0:
-        client.stat_object(bucket_name=bucket, object_name=name)
-        return b""
+def copy_in(folder: Path, name: str) -> Path:
+    """Where the copy of the object `name` lies in `folder`."""
+    return folder / f"{digest_bytes(name.encode())[:16]}-{name.rpartition('/')[2][-128:]}"
+
+
+def read_bytes(opened: Opener, start: int, length: int | None) -> bytes:
+    """One attempt at `length` bytes (one at least) from `start`, or to the end; fewer where the object is shorter."""
     whole = start == 0 and length is None
     try:
-        answer = client.get_object(bucket_name=bucket, object_name=name, offset=start, length=length or 0)
-    except (S3Error, InvalidResponseError) as error:
+        answer = opened(start, length)
+    except (S3Error, InvalidResponseError, Answered) as error:
         if code_and_status(error) in (("InvalidRange", 416), ("", 416)):
             return b""  # the range begins behind the object's end
         raise
@@ -62,7 +67,7 @@ def read_bytes(client: Minio, bucket: str, name: str, start: int, length: int | 
         answer.release_conn()
 
 
-def download(client: Minio, bucket: str, name: str, size: int, target: Path, ask: Ask[Any]) -> None:
+def download(opened: Opener, name: str, size: int, target: Path, ask: Ask[Any]) -> None:
     """Write the object (of `size` bytes) to `target`, whole or not at all."""
     temporary = target.with_name(f".part-{uuid.uuid4().hex}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -72,7 +77,7 @@ def download(client: Minio, bucket: str, name: str, size: int, target: Path, ask
 
         def part(start: int) -> None:
             stop = min(start + PART_BYTES, size)
-            ask(f"GET {name} bytes {start}-{stop - 1}", lambda: _copy(client, bucket, name, start, stop, descriptor))
+            ask(f"GET {name} bytes {start}-{stop - 1}", lambda: _copy(opened, start, stop, descriptor))
 
         starts = range(0, size, PART_BYTES)
         with ThreadPoolExecutor(min(STREAMS, max(len(starts), 1)), "download") as streams:
@@ -90,9 +95,9 @@ def download(client: Minio, bucket: str, name: str, size: int, target: Path, ask
         temporary.unlink(missing_ok=True)
 
 
-def _copy(client: Minio, bucket: str, name: str, start: int, stop: int, descriptor: int) -> None:
+def _copy(opened: Opener, start: int, stop: int, descriptor: int) -> None:
     """One attempt at the bytes from `start` to `stop` (exclusive), written to their place in the file."""
-    answer = client.get_object(bucket_name=bucket, object_name=name, offset=start, length=stop - start)
+    answer = opened(start, stop - start)
     try:
         size = _announced(answer.headers, start, whole=False)
         if size != stop - start:
