@@ -25,7 +25,7 @@ from aerie_api.leases.retries import Retries, Rules
 from aerie_api.leases.turns import Turns
 from aerie_api.leases.vetting import Vetting
 from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
-from aerie_api.leases.worker_health import judge
+from aerie_api.leases.worker_health import blames, judge
 from aerie_api.metrics import BYTES, UNIT_SECONDS, once_committed
 from aerie_api.tables import CommitRow, Job, Unit
 from aerie_api.tenants.repository import TenantRepository
@@ -180,7 +180,7 @@ class Claims:
             self._hold(session, unit, token, now)
             self._record(session, job, unit, failure, now)
             problem = self._vetting.problem(failure)
-            worker, blamed = unit.worker_id, failure.cause == Cause.FAILED and failure.retryable
+            worker, blamed = unit.worker_id, blames(job, failure)
             self._retries.ended(
                 session, job, unit, now, failure.cause, problem, retryable=failure.retryable, blames_worker=blamed
             )
@@ -208,7 +208,7 @@ class Claims:
         with self._db.read() as session:
             units = UnitRepository(session)
             if units.attempt_of(unit_id, token) is None:
-                raise _unknown(unit_id) if units.place_of(unit_id) is not None else _gone(unit_id)
+                raise unknown(unit_id) if units.place_of(unit_id) is not None else gone(unit_id)
 
     def _locked(self, session: Session, unit_id: str) -> tuple[Unit, Job]:
         """The unit and its job, which is locked. Raises LeaseLost when there is no such unit any more."""
@@ -219,14 +219,14 @@ class Claims:
                 if (unit := units.get(unit_id)) is not None:
                     note(job=job.id, tenant=job.tenant, stage=unit.stage, unit=unit.index, attempt=unit.attempt)
                     return unit, job
-        raise _gone(unit_id)
+        raise gone(unit_id)
 
     def _hold(self, session: Session, unit: Unit, token: str, now: float) -> None:
         """Extend the lease of whoever `token` belongs to."""
         units = UnitRepository(session)
         attempt = units.attempt_of(unit.id, token)
         if attempt is None:
-            raise _unknown(unit.id)
+            raise unknown(unit.id)
         if not units.hold(unit, attempt.fence, now, self._rules.lease_s):
             raise LeaseLost(
                 f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over: "
@@ -299,11 +299,13 @@ class Claims:
             UnitRepository(session).extend_all(now, now + self._rules.lease_s)
 
 
-def _gone(unit_id: str) -> LeaseLost:
+def gone(unit_id: str) -> LeaseLost:
+    """What is said of a unit that is no more."""
     return LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
 
 
-def _unknown(unit_id: str) -> UnknownToken:
+def unknown(unit_id: str) -> UnknownToken:
+    """What is said to a token that never held the unit."""
     return UnknownToken(f"the token holds no attempt at {unit_id}", remedy="claim a unit first")
 
 

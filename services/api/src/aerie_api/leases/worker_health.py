@@ -4,7 +4,9 @@ A node with a broken GPU fails everything within seconds, and so is always free 
 every job's attempts. Three failures in a row, of three units, with nothing committed between, set a worker aside. A job
 may be what is broken, so it must also be more than that job's word: the failures are of two jobs at least, or another
 worker has since done units of that very stage. A failure that nobody can mend by trying again (bad data, say) and the
-death of a process that was killed from outside say nothing about the worker.
+death of a process that was killed from outside say nothing about the worker, nor does the failure of something that every
+worker would have met: the server that a job names (a tenant could set a healthy fleet aside with a dead one), the object store,
+the API (`blames`).
 
 A person readmits it (`POST /workers/{id}/readmit`), after a look at its log.
 """
@@ -22,9 +24,31 @@ from aerie_api.jobs.history import History
 from aerie_api.tables import Attempt, Job, Unit, Worker
 from eagle3_core.jobs.refusals import WorkerSetAside
 from eagle3_core.jobs.states import Cause
+from eagle3_core.jobs.wire import Failure
 
 STREAK = 3
 logger = logging.getLogger(__name__)
+
+
+ELSEWHERE = ("endpoint.", "api.", "database.", "broker.")
+"""Families of codes of what no worker is to blame for."""
+ELSEWHERES = frozenset({"verifier.busy", "store.unavailable", "store.full", "object.missing", "rate.limited", "preflight.busy",
+                        "idempotency.in_flight"})  # fmt: skip
+"""Single such codes: what is turned away for being too much, and what the store lacks. A store that refuses a worker may well
+dislike its keys or its clock."""
+OF_SERVERS = ("verifier.", "capture.")
+"""Families of codes of a verifier's server: the worker's own engine, unless the job names one that runs elsewhere."""
+
+
+def blames(job: Job, failure: Failure) -> bool:
+    """Whether `failure` at a unit of `job` says something about its worker."""
+    if failure.cause != Cause.FAILED or not failure.retryable:
+        return False
+    code = str(failure.problem.get("code", ""))
+    if code in ELSEWHERES or code.startswith(ELSEWHERE):
+        return False
+    named = any(job.spec.get(section, {}).get("endpoint") for section in ("verifier", "extraction"))
+    return not (named and code.startswith(OF_SERVERS))
 
 
 @dataclass(frozen=True)
