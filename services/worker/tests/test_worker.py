@@ -140,7 +140,7 @@ def test_pauses_grow_to_ten_seconds_and_are_spread():
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({}, "worker.store"),
+        ({}, "worker.token"),
         ({"AERIE_STORE": "file:///s"}, "worker.token"),
         ({"AERIE_STORE": "file:///s", "AERIE_WORKER_TOKEN_FILE": "/nowhere/token"}, "/nowhere/token cannot be read"),
     ],
@@ -173,3 +173,22 @@ def test_a_child_is_told_nothing_that_opens_the_api_the_queue_or_the_database():
     told = for_children({"AERIE_STORE": "file:///s", **{f"AERIE_{name}": "secret" for name in opening}})
     assert "secret" not in told.values()
     assert told["AERIE_STORE"] == "file:///s"
+
+
+@pytest.mark.parametrize(
+    ("store", "sinks", "holds"),
+    [(None, None, False), (None, "file:///states", False), ("s3://b", None, True), (None, "s3://states", True)],
+)
+def test_a_child_has_a_key_to_the_store_only_where_nothing_is_lent_to_it(store, sinks, holds):
+    keys = ("AERIE_S3_SECRET_KEY", "AERIE_S3_SECRET_KEY_FILE", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    said = {"AERIE_STORE": store, "AERIE_CAPTURE_SINKS": sinks, **dict.fromkeys(keys, "secret")}
+
+    told = for_children({name: value for name, value in said.items() if value is not None})
+
+    assert ("secret" in told.values()) is holds
+
+
+def test_a_worker_without_a_store_says_so_with_every_claim(api):
+    with contextlib.closing(Control(api.url, TOKEN, "w1", "i1", ["prep"], lent=True)) as control:
+        control.claim(0)
+    assert api.next("claim")[0]["lent"] is True

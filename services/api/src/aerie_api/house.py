@@ -27,6 +27,7 @@ from aerie_api.jobs.idempotency import Idempotency
 from aerie_api.jobs.reading import ReadingService
 from aerie_api.jobs.service import JobService, Preflight, Preflighted
 from aerie_api.leases.claims import Claims
+from aerie_api.leases.lending import Lending
 from aerie_api.leases.outbox import Outbox, Ringer
 from aerie_api.leases.planner import Planner, Reduce
 from aerie_api.leases.reaper import Reaper
@@ -121,6 +122,7 @@ class House:
             settings.lease_s, settings.max_attempts, settings.max_losses, settings.retry_base_s, settings.retry_max_s
         )
         self.idempotency = Idempotency(self.db, settings.idempotency_s, parts.clock)
+        self.lending = Lending(self.db, planner, self.store, settings.lend_s)
         self._inspection = CoreInspection(settings)
         self.claims = Claims(self.db, planner, vetting, rules, parts.clock, settings.stuck_factor)
         self.jobs = JobService(

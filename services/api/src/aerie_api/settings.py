@@ -184,6 +184,10 @@ class Settings(BaseSettings):
     presign_s: Annotated[int, Field(ge=0, le=3600)] = 300
     """How long download URLs of the store's own are valid; 0 hands none out."""
 
+    lend_s: Annotated[int, Field(ge=0, le=86_400)] = 900
+    """How long a request to the store is valid that was signed for the process of a unit whose worker has no key to the store; 0
+    signs none. Longer than one part of an upload takes (32 MiB)."""
+
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _by_comma(cls, value: object) -> object:

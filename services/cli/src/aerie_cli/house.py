@@ -170,7 +170,7 @@ class House:
         with part.log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - the command is ours
                 tethered(part.command()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if part.name == "api" else log,
-                stderr=log, env=with_own_metrics(self.environment(), part.name), process_group=0,
+                stderr=log, env=as_told(self.environment(), part.name), process_group=0,
             )  # fmt: skip
         part.process, part.started_at, part.start_again_at = process, time.monotonic(), None
         part.starts += 1
@@ -260,6 +260,19 @@ class House:
                     self._say(f"{part.name} does not stop, killing it")
                     part.process.kill()
                     part.process.wait()
+
+
+def as_told(environment: dict[str, str], name: str) -> dict[str, str]:
+    """`environment` for the part `name`. AERIE_WORKER_STORE=lent leaves workers without a key to the store: the API lends them
+    its objects, as it does to workers of a cluster."""
+    environment = with_own_metrics(environment, name)
+    if not name.startswith("worker-") or environment.get("AERIE_WORKER_STORE") != "lent":
+        return environment
+    return {
+        key: value
+        for key, value in environment.items()
+        if key != "AERIE_STORE" and not key.startswith(("AERIE_S3_", "AWS_"))
+    }
 
 
 def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:

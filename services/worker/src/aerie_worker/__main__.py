@@ -2,7 +2,7 @@
 
 The token comes from a file that the environment names (AERIE_WORKER_TOKEN_FILE), never from the command line, which
 every process of the machine can read. AERIE_STORE and AERIE_FILE_ROOTS are handed to the child as they are; what opens the queue or the
-API is not.
+API is not. Without AERIE_STORE the worker has no key to the object store, and its units' objects are lent to it (`aerie_worker.lending`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,6 @@ class TokenMissing(AerieError):
     """The worker token cannot be read."""
 
     code, status = "worker.token", 401
-
-
-class StoreMissing(AerieError):
-    """The worker was not told where objects lie."""
-
-    code, status = "worker.store", 500
 
 
 def read_token(environment: dict[str, str]) -> str:
@@ -156,15 +150,13 @@ def main(arguments: list[str], environment: dict[str, str], child: Callable[[boo
     traces.configure("aerie-worker", environment)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        if not environment.get("AERIE_STORE"):
-            raise StoreMissing("AERIE_STORE is not set", remedy="set it to the object store's URL, file:///folder")
         token = read_token(environment)
         queues = served_queues(options.queues, environment)
         check_transport(options.url, environment)
         place = environment.get("AERIE_API_CA")
         control = Control(
             options.url, token, options.worker_id, secrets.token_hex(8), queues, Path(place) if place else None,
-            machine_gpus(environment),
+            machine_gpus(environment), lent=not environment.get("AERIE_STORE"),
         )  # fmt: skip
         inbox = Inbox()
         place = environment.get("AERIE_SCRATCH")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -56,12 +57,15 @@ class ChildProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], scratch: Path, inbox: Inbox) -> None:
         """`scratch` is the child's own folder, removed after its end."""
-        scratch.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scratch = scratch
+        self.desk = None if environment.get("AERIE_STORE") else scratch / "objects.sock"
+        """Where it asks for objects, if it has no key to their store (`aerie_worker.lending`)."""
+        lent = {"AERIE_STORE": f"lent://{quote(str(self.desk.absolute()))}"} if self.desk else {}
         self._inbox = inbox
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
-            env={**environment, "AERIE_SCRATCH": str(scratch)},
+            env={**environment, **lent, "AERIE_SCRATCH": str(scratch)},
         )  # fmt: skip
         self.pid = self._process.pid
         self.spent = False

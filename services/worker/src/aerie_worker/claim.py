@@ -29,6 +29,8 @@ from eagle3_core.jobs.wire import (
     Failure,
     Heartbeat,
     HeartbeatAnswer,
+    ObjectAnswer,
+    ObjectAsk,
     Stops,
     StopsAnswer,
 )
@@ -37,6 +39,8 @@ from eagle3_core.telemetry import traces
 Answer = TypeVar("Answer")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 TIMEOUT_S = 10.0
+OBJECTS_TIMEOUT_S = 90.0
+"""A list or a deletion is asked of the store again for up to a minute."""
 
 
 class Refused(AerieError):
@@ -96,10 +100,10 @@ class Control:
 
     def __init__(
         self, url: str, token: str, worker_id: str, incarnation: str, queues: list[str], ca: Path | None = None,
-        gpus: int = 0,
+        gpus: int = 0, *, lent: bool = False,
     ) -> None:  # fmt: skip
         """`token` is the fleet's worker token; `incarnation` differs with every start, so old leases fall free; `gpus` is
-        how many a unit has while this worker runs it.
+        how many a unit has while this worker runs it; `lent`: it has no key to the object store.
 
         `ca`: PEM file of who signed the API's certificate; default: those that this machine trusts. Raises Untrusted.
         """
@@ -110,7 +114,7 @@ class Control:
             verify=trusting(ca) if url.startswith("https:") else True,
         )
         self._token = token
-        self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues, gpus=gpus)
+        self._who = ClaimRequest(worker_id=worker_id, incarnation=incarnation, queues=queues, gpus=gpus, lent=lent)
 
     def claim(self, wait_s: float, queues: list[str] | None = None) -> Assignment | None:
         """A unit to run (of `queues`; default: all that this worker serves), or None when none came within `wait_s` seconds.
@@ -147,11 +151,19 @@ class Control:
         """End the attempt without a result. Raises Unreachable, LeaseLost, Refused."""
         self._post(f"/units/{assignment.unit_run_id}/fail", failure.model_dump(mode="json"), assignment.token)
 
+    def objects(self, assignment: Assignment, ask: ObjectAsk) -> ObjectAnswer:
+        """What the process of a unit asks of the object store. Raises Unreachable, and whatever the API answers, as its own type."""
+        route = f"/units/{assignment.unit_run_id}/objects"
+        return _read(ObjectAnswer, self._post(route, ask.model_dump(), assignment.token, OBJECTS_TIMEOUT_S, told=True))
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _post(self, route: str, body: dict[str, Any], token: str, timeout_s: float = TIMEOUT_S) -> httpx.Response:
+    def _post(
+        self, route: str, body: dict[str, Any], token: str, timeout_s: float = TIMEOUT_S, *, told: bool = False
+    ) -> httpx.Response:
+        """The API's answer. `told`: a refusal, also one by the object store behind the API, is raised as what it is."""
         headers = {"Authorization": f"Bearer {token}"}
         if (parent := traces.current()) is not None:
             headers["traceparent"] = parent
@@ -166,9 +178,12 @@ class Control:
             raise Unreachable(f"{self._http.base_url} does not answer: {error!r}", remedy="start the API") from error
         if response.is_success:
             return response
+        problem = _problem(response)
+        if told and str(problem.get("code", "")).startswith(("store.", "object.", "lease.", "worker.")):
+            raise AerieError.from_problem(problem)
         if response.status_code >= 500 or response.status_code == 429:
             raise Unreachable(f"{route} answers {response.status_code}", remedy="look at the API's log")
-        error = AerieError.from_problem(_problem(response))
+        error = AerieError.from_problem(problem)
         if error.code == LeaseLost.code:
             raise LeaseLost(error.detail, remedy=error.remedy)
         if error.code == WorkerSetAside.code:

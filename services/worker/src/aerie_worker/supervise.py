@@ -22,6 +22,7 @@ from typing import Any
 from aerie_worker import metrics
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
 from aerie_worker.claim import Control, Refused, insist
+from aerie_worker.lending import lending
 from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse, Wish
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, Preempted, Unreachable
@@ -92,12 +93,13 @@ class Attempt:
 
     def _run(self, pause: Callable[[float], bool], span: traces.Span) -> None:
         started = time.monotonic()
-        self._child.give(self._unit.model_copy(update={"traceparent": traces.current()}))
-        self._pulse.start()
-        try:
-            end = self._watch()
-        finally:
-            untold = self._pulse.stop()
+        with lending(self._control, self._unit, self._child.desk):
+            self._child.give(self._unit.model_copy(update={"traceparent": traces.current()}))
+            self._pulse.start()
+            try:
+                end = self._watch()
+            finally:
+                untold = self._pulse.stop()
         if end is None:
             log.warning("%s: lease lost, everything it made is dropped", self._name)
             span.fail("lease lost")

@@ -1,4 +1,4 @@
-"""HTTP of workers: claim, heartbeat, commit, fail.
+"""HTTP of workers: claim, heartbeat, commit, fail, and the object store for those that have no key to it.
 
 Asking for work takes the worker token; everything about a unit takes the token of the attempt that holds it.
 """
@@ -19,7 +19,16 @@ from aerie_api.engines import unavailable
 from aerie_api.house import House, house_of
 from aerie_api.internal.schemas import Claim, Done, StopsQuestion
 from aerie_api.leases.claims import Claims, UnknownToken
-from eagle3_core.jobs.wire import Assignment, Commit, Failure, Heartbeat, HeartbeatAnswer, StopsAnswer
+from eagle3_core.jobs.wire import (
+    Assignment,
+    Commit,
+    Failure,
+    Heartbeat,
+    HeartbeatAnswer,
+    ObjectAnswer,
+    ObjectAsk,
+    StopsAnswer,
+)
 
 AWAY_PAUSE_S = 0.5
 """Time between two looks for a database that is away."""
@@ -64,6 +73,8 @@ def check_worker(token: str, inside: House) -> None:
 async def claim(request: Request, claim: Claim, token: Token, inside: Inside) -> Response:
     """Ask for a unit; wait for one up to `wait_s`."""
     check_worker(token, inside)
+    if claim.lent:
+        inside.lending.lender()
     assignment = await wait_for_work(request, claim, inside.claims, inside.work)
     if assignment is None:
         return Response(status_code=204)
@@ -108,6 +119,12 @@ async def stops(request: Request, question: StopsQuestion, token: Token, inside:
 def heartbeat(unit_run_id: str, heartbeat: Heartbeat, token: Token, inside: Inside) -> HeartbeatAnswer:
     """Keep a unit and say how far it is; the answer says whether to stop."""
     return inside.claims.heartbeat(unit_run_id, token, heartbeat)
+
+
+@router.post("/units/{unit_run_id}/objects", operation_id="lend_object")
+def lend(unit_run_id: str, ask: ObjectAsk, token: Token, inside: Inside) -> ObjectAnswer:
+    """One request to the object store, signed for the process of a unit that has no key to it."""
+    return inside.lending.ask(unit_run_id, token, ask)
 
 
 @router.post("/units/{unit_run_id}/commit", operation_id="commit_unit")

@@ -249,23 +249,28 @@ class Planner:
         return {stage_name(s.name): s.result or {} for s in stages if s.state == UnitState.SUCCEEDED}
 
     def assignment(self, session: Session, job: Job, unit: Unit, token: str, lease_s: float) -> Assignment:
-        """What the worker gets that has just taken `unit`: as inputs exactly what the unit's key was made of."""
+        """What the worker gets that has just taken `unit`."""
         spec, stage = JobSpec.model_validate(job.spec), stage_name(unit.stage)
-        refs: dict[str, list[str]] = {
-            name: [ManifestRef.model_validate(u.manifest).model_dump_json() for u in units]
-            for name in reads_of(STAGES[stage], spec)
-            for units in [UnitRepository(session, job.tenant).of_stage(job.id, name)]
-        }
-        inputs: dict[StageName, list[ManifestRef]] = {
-            stage_name(name): [ManifestRef.model_validate_json(ref) for ref in chosen]
-            for name, chosen in unit_inputs(stage, spec, unit.index, refs).items()
-        }
+        inputs = self.inputs(session, job, unit)
         return Assignment(
             unit_run_id=unit.id, job_id=job.id, tenant=job.tenant, stage=stage, attempt=unit.attempt, fence=unit.fence,
             unit=UnitSlice(index=unit.index, start=unit.start, stop=unit.stop, of=unit.of), token=token, key=unit.key,
             spec=spec, sources=job.sources, inputs=inputs, results=self._results(session, job), lease_s=lease_s,
             traceparent=History(session).traceparent(job.id),
         )  # fmt: skip
+
+    def inputs(self, session: Session, job: Job, unit: Unit) -> dict[StageName, list[ManifestRef]]:
+        """What `unit` reads: exactly what its key was made of."""
+        spec, stage = JobSpec.model_validate(job.spec), stage_name(unit.stage)
+        refs: dict[str, list[str]] = {
+            name: [ManifestRef.model_validate(u.manifest).model_dump_json() for u in units]
+            for name in reads_of(STAGES[stage], spec)
+            for units in [UnitRepository(session, job.tenant).of_stage(job.id, name)]
+        }
+        return {
+            stage_name(name): [ManifestRef.model_validate_json(ref) for ref in chosen]
+            for name, chosen in unit_inputs(stage, spec, unit.index, refs).items()
+        }
 
     def forecast(self, session: Session, tenant: str, spec: JobSpec, sources: Mapping[str, str]) -> list[StageForecast]:
         """What a job of `spec` would do: units and what is known of them, as far as that can be told."""
