@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class Part:
     size: int
 
     @contextmanager
-    def body(self) -> Iterator[IO[bytes]]:
+    def body(self) -> Generator[IO[bytes]]:
         """These bytes as a file."""
         if isinstance(self.source, Path):
             with self.source.open("rb") as file:
