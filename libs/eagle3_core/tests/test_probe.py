@@ -181,6 +181,15 @@ def test_a_checkpoint_with_a_nan_is_refused_for_it_when_it_is_loaded(tmp_path: P
         TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
 
 
+def test_a_checkpoint_of_zeros_is_told_from_an_attention_that_computes_otherwise(tmp_path: Path):
+    folder = tiny_verifier(tmp_path / "verifier")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensor * 0 for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+    with pytest.raises(SelfCheckFailed, match=r"every state that .* computes is zero"):
+        TransformersVerifier(folder, VerifierSpec(model=str(folder), dtype="float32", device="cpu"))
+
+
 def test_a_layer_that_did_not_run_is_named():
     probe = probe_of(Toy(), (1, 3, 5))
 

@@ -29,7 +29,7 @@ ENGINE = {
 }
 """The worker's own engine, or a server that the job names."""
 ELSEWHERE = {
-    "api.not_ready", "api.unreachable", "broker.away", "database.away", "database.busy", "endpoint.down",
+    "api.not_ready", "api.unreachable", "broker.away", "database.away", "database.busy", "database.storage", "endpoint.down",
     "idempotency.in_flight", "object.missing", "preflight.busy", "rate.limited", "store.full", "store.unavailable",
     "verifier.busy",
 }  # fmt: skip

@@ -130,4 +130,6 @@ class LocalStore:
         return Abilities(multipart=True, conditional_put=False, presigned=False, versions=False, encrypted=False)
 
     def _missing(self, key: str) -> ObjectMissing:
-        return ObjectMissing(f"no object {key} under {self.root}", remedy="run the stage that writes it again")
+        return ObjectMissing(
+            f"no object {key} under {self.root}", remedy="retry the job (`aerie retry`): what is gone is made again"
+        )

@@ -131,7 +131,9 @@ def _unavailable(what: str, why: str) -> StoreUnavailable:
 
 
 def _missing(what: str) -> ObjectMissing:
-    return ObjectMissing(f"{what}: there is no such object", remedy="run the stage that writes it again")
+    return ObjectMissing(
+        f"{what}: there is no such object", remedy="retry the job (`aerie retry`): what is gone is made again"
+    )
 
 
 def _untrusted(failure: Exception, what: str) -> AerieError:

@@ -198,7 +198,12 @@ class TransformersVerifier:
         have = torch.cat([states.final for states in passes if states is not None], 1)
         require_numbers("the input of the final norm", want)
         require_numbers("the input of the final norm over our cache", have)
-        off = float((have - want).float().norm() / want.float().norm())
+        if not (size := want.float().norm()):
+            raise SelfCheckFailed(
+                f"every state that {self.identity.name} computes is zero, as of weights that were never loaded",
+                remedy="point verifier.model at a checkpoint with trained weights",
+            )
+        off = float((have - want).float().norm() / size)
         if not off <= CHECK_TOLERANCE[self.dtype]:
             raise SelfCheckFailed(
                 f"states over our cache differ from the model's own attention by {off:.2g} (allowed {CHECK_TOLERANCE[self.dtype]})",

@@ -82,7 +82,8 @@ class Idempotency:
                     setattr(row, name, value)
                 return mine
             if row.body_hash != fresh["body_hash"]:
-                raise KeyMismatch("the key stands for another body", remedy="use a new key for a new job")
+                made = f", which became job {row.response['id']}" if row.response else ""
+                raise KeyMismatch(f"the key stands for another body{made}", remedy="use a new key for a new job")
             if row.response is None:
                 raise KeyInFlight("the first request with this key is still at work", remedy="wait and ask again")
             return row.response

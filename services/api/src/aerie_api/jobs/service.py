@@ -285,7 +285,9 @@ class JobService:
         with self._db.write() as session:
             job = self._locked(session, job_id)
             if not JobStatus(job.status).terminal:
-                raise IllegalMove(f"job {job.id} is {job.status}", remedy="cancel it first")
+                raise IllegalMove(
+                    f"job {job.id} is {job.status}", remedy="cancel it and wait for its end, then delete it"
+                )
             self._audit(session, "delete", job)
             DrafterRepository(session, self._tenant).forget(job.id)
             JobRepository(session, self._tenant).delete(job)
