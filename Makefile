@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := .venv/tools/bin/uv
 RUN := .venv/bin
-BENCHMARKS := $(filter-out rows exactness test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out rows held exactness test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup setup-sglang servers demo test test-fast test-sglang chaos openapi lint bench clean lock
 
@@ -69,7 +69,7 @@ lint: setup ## style, types, import contracts
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports && $(RUN)/pyright
 
 bench: setup ## benchmarks that print ratios against a reference beside them; written to .aerie/bench/
-	@for b in $(BENCHMARKS); do $(RUN)/python benchmarks/$$b.py || exit 1; done
+	@for b in $(BENCHMARKS); do $(RUN)/python benchmarks/$$b.py $$(test $$b = service && echo $(if $(THROUGH),--through $(THROUGH))) || exit 1; done
 	@$(RUN)/aerie bench train --device cpu
 
 lock: .venv/.ready ## resolve locks/*.in again

@@ -10,7 +10,7 @@ then. The machine's load average stands in the JSON's rows; client and server sh
 
     python benchmarks/service.py                     1,000 jobs, 200 pollers, 500 workers, 50 tiny jobs through; SQLite
     python benchmarks/service.py --postgres          the same on a Postgres server of its own
-    python benchmarks/service.py --through 10000     the long mode: does anything grow with the jobs that went through?
+    python benchmarks/service.py --through 10000     the long mode (`make bench THROUGH=10000`): does anything grow but the rows?
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import held
 import httpx
 from rows import FOLDER, ROOT, Row, publish
 
@@ -116,7 +116,7 @@ class Api:
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         own = {"AERIE_RUN_DIR": str(folder / "run"), "AERIE_DATA_DIR": str(folder / "data"), **settings}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AERIE_")}
-        self.folder = folder
+        self.folder, self.settings = folder, settings
         self.log = (folder / "api.log").open("wb")
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve"], env={**kept, **own}, stdout=self.log, stderr=subprocess.STDOUT
@@ -133,12 +133,8 @@ class Api:
         raise SystemExit((self.folder / "api.log").read_text())
 
     def figures(self) -> dict[str, float]:
-        """RSS in MiB, open descriptors, and how many of these are sockets."""
-        place = Path("/proc") / str(self.process.pid)
-        pages = int((place / "statm").read_text().split()[1])
-        opened = [os.readlink(entry) for entry in (place / "fd").iterdir() if entry.is_symlink()]
-        sockets = sum(name.startswith("socket:") for name in opened)
-        return {"rss": pages * resource.getpagesize() / 2**20, "descriptors": len(opened), "connections": sockets}
+        """RSS, descriptors, connections, and the rows of every table."""
+        return held.of_process(self.process.pid) | held.of_database(self.folder, self.settings)
 
     def close(self) -> None:
         """Stop it."""
@@ -342,15 +338,19 @@ async def polling_rows(api: Api, http: httpx.AsyncClient, shape: Shape) -> list[
 
 async def through_rows(api: Api, http: httpx.AsyncClient, shape: Shape) -> list[Row]:
     """What the API's process holds after many tiny jobs, beside what it held before."""
-    before, left, number = api.figures(), shape.through, 0
+    before, left, number, began = api.figures(), shape.through, 0, time.monotonic()
     while left:
         batch = min(left, 200)
         ids = await post_many(http, Times(), batch, f"through-{number}")
         await through(api, http, Times(), ids, min(batch, 16))
-        left, number = left - batch, number + 1
+        left, number, rss = left - batch, number + 1, held.of_process(api.process.pid)["rss"]
+        said = f"through: {shape.through - left} of {shape.through} jobs, {time.monotonic() - began:.0f} s, {rss:.0f} MiB\n"
+        sys.stderr.write(said)
     after = api.figures()
-    units = {"rss": "MiB", "descriptors": "open", "connections": "open"}
-    return [Row(f"through_{what}", after[what], units[what], before[what]) for what in before]
+    grown = [
+        Row(f"through_{it}", after[it], held.UNITS.get(it, "rows"), was) for it, was in before.items() if it in after
+    ]
+    return [Row("through_jobs", shape.through, "jobs", Shape.jobs), *grown]
 
 
 async def measure(folder: Path, shape: Shape, settings: Mapping[str, str]) -> list[Row]:

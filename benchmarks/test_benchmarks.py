@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-NO_BENCHMARKS = ("rows", "exactness")
+NO_BENCHMARKS = ("rows", "held", "exactness")
 """What they share, and a proof for GPUs that takes minutes on a CPU; its parts are tested in test_drafter_jumps.py."""
 BENCHMARKS = sorted(
     path
