@@ -31,7 +31,13 @@ class Cluster:
 def running_cluster(folder: Path, inputs: Path, workers: int = 2) -> Iterator[Cluster]:
     """The cluster form: PostgreSQL, Redis, an S3 server, and a house that lives on them."""
     database, store = Postgres(folder / "postgres"), Store(folder / "store")
-    parts: tuple[Part, ...] = (Processes(), Redis(folder / "redis"), Clock(folder), database, store)
+    parts: tuple[Part, ...] = (
+        Processes(),
+        Redis(folder / "redis", database.units_of_living_jobs),
+        Clock(folder),
+        database,
+        store,
+    )
     with ExitStack() as stack:
         environment: dict[str, str] = {}
         for part in parts:

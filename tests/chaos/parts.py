@@ -30,7 +30,16 @@ from eagle3_core.objects.protocol import ObjectStore
 QUEUES = ("prep", "extract", "train", "evaluate")
 LEASE_S = 12.0
 """Short, so that what takes a lost lease (a silent worker's unit for another one) fits into a run."""
+LOSABLE_S = 10.0
+"""How long it is looked for a ring that waits: a worker that is free takes it at once."""
 Strike = Callable[[House, random.Random], str]
+"""Says what it did; `Missed` where there was nothing to hit."""
+
+
+class Missed(str):
+    """What a blow says that hit nothing."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -111,10 +120,11 @@ class Processes:
 
 
 class Redis:
-    """The broker."""
+    """The broker. `waiting` names the units of living jobs, with their queues."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, waiting: Callable[[], list[tuple[Any, ...]]]) -> None:
         self._folder = folder
+        self._waiting = waiting
         self.server: redis_server.Redis | None = None
 
     def start(self) -> None:
@@ -162,20 +172,28 @@ class Redis:
         return f"away for {seconds:.1f} s"
 
     def lose(self, _house: House, _rng: random.Random) -> str:
-        """Every ring that waits."""
+        """Every ring that waits, as soon as one does."""
+        queues = [f"aerie:{queue}" for queue in QUEUES]
+        tick = threading.Event()
         with self._server.client() as client:
-            lost = sum(int(client.llen(f"aerie:{queue}")) for queue in QUEUES)
-            client.delete(*(f"aerie:{queue}" for queue in QUEUES))
-        return f"lost {lost}"
+            for _ in range(int(LOSABLE_S / 0.02)):
+                if lost := sum(int(client.llen(queue)) for queue in queues):
+                    client.delete(*queues)
+                    return f"lost {lost}"
+                tick.wait(0.02)
+        return Missed(f"no ring waited in {LOSABLE_S:.0f} s")
 
-    def double(self, house: House, rng: random.Random) -> str:
-        """Rings for units that run, are done, or never were."""
-        rings = [Ring(f"unit_{rng.randbytes(12).hex()}", queue) for queue in QUEUES for _ in range(5)]
+    def double(self, _house: House, rng: random.Random) -> str:
+        """Twice for every unit of a living job, whether it waits, runs or is done, and for units that never were."""
+        units = [Ring(str(unit), str(queue)) for unit, queue in self._waiting()]
+        rings = [*units, *units, *(Ring(f"unit_{rng.randbytes(12).hex()}", queue) for queue in QUEUES)]
+        rng.shuffle(rings)
         try:
             self.broker.send(rings)
         except BrokerAway:
             self.broker.send(rings)  # the connection was from before its last restart
-        return f"rang {len(rings)} times for nothing"
+        said = f"rang twice for {len(units)} units, once for {len(QUEUES)} that never were"
+        return said if units else Missed(said)
 
     @property
     def _server(self) -> redis_server.Redis:
@@ -254,6 +272,12 @@ class Postgres:
     def forget_results(self) -> None:
         """Empty the result cache, so that the next job runs every stage itself."""
         self._execute("DELETE FROM commits")
+
+    def units_of_living_jobs(self) -> list[tuple[Any, ...]]:
+        """Ids of units, with their queues, of jobs that have not ended."""
+        return self.rows(
+            "SELECT units.id, units.queue FROM units JOIN jobs ON jobs.id = units.job_id WHERE jobs.status IN ('queued', 'running')"
+        )
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """What the database itself says."""

@@ -11,6 +11,7 @@ from house import wait_for
 
 from chaos import invariants
 from chaos.cluster import Cluster
+from chaos.parts import Missed
 from chaos.schedule import Moment, draw
 
 
@@ -21,6 +22,8 @@ class Record:
     seed: int
     moments: list[Moment]
     done: list[str] = field(default_factory=list[str])
+    hit: set[str] = field(default_factory=set[str])
+    """Names of the blows that found something to hit."""
     seconds: float = 0.0
 
     def line(self) -> str:
@@ -55,7 +58,10 @@ def run(cluster: Cluster, document: dict[str, Any], reference: dict[str, Any], s
         for moment in record.moments:
             wait_for(f"{moment}", lambda at=moment: reached(house.job(job_id), at), 600)
             did = blows[moment.blow].strike(house, rng)
-            record.done.append(f"{moment.blow} at {moment.stage} {moment.share:.0%} ({did})")
+            if not isinstance(did, Missed):
+                record.hit.add(moment.blow)
+            how = "missed: " if isinstance(did, Missed) else ""
+            record.done.append(f"{moment.blow} at {moment.stage} {moment.share:.0%} ({how}{did})")
         job = house.finished(job_id)
         record.seconds = time.monotonic() - started
         invariants.check(cluster, job, reference)
