@@ -13,7 +13,7 @@ from worker_stubs import Lost, assignment
 from aerie_worker.claim import Control
 from aerie_worker.lending import lending
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.refusals import LeaseLost, Unreachable
+from eagle3_core.jobs.refusals import Unreachable
 from eagle3_core.jobs.wire import ObjectAsk
 from eagle3_core.objects.lent_desk import Desk, reachable
 from eagle3_core.objects.protocol import StoreUnavailable
