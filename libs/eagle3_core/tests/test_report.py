@@ -101,6 +101,32 @@ def test_every_threshold_fails_with_its_own_reason(gate, changes, reason):
     assert reason in report["reasons"][0]
 
 
+COSTS = {"verify_1_ms": 10.0, "verify_chain_ms": 12.0, "draft_ms": 13.0, "device": "cuda", "threads": 1}
+SERVED = {"speedup": [{"in_flight": 1, "factor": 1.5}, {"in_flight": 16, "factor": 0.9}]}
+
+
+@pytest.mark.parametrize(
+    ("serving", "reasons"),
+    [
+        (None, ["the speed-up predicted at batch 1 is 0.80, below 1"]),
+        (SERVED | {"device": "cpu"}, ["the speed-up predicted at batch 1 is 0.80, below 1"]),
+        (SERVED | {"device": "cuda"}, ["measured with 16 requests in flight, the speed-up is 0.90, below 1"]),
+    ],
+)
+def test_a_drafter_that_would_make_serving_slower_fails_where_the_job_asks_for_speed(serving, reasons):
+    report = combine([row()] * 3, evaluation(), costs=[COSTS]) | {"serving": serving}
+
+    assert decide(report, Gate())[0] == "pass"
+    assert decide(report, Gate(min_speedup=1)) == ("fail", reasons)
+    assert decide(report, Gate(min_speedup=0.5)) == ("pass", [])
+
+
+def test_a_speed_that_nobody_measured_is_no_speed():
+    report = combine([row()] * 3, evaluation(min_speedup=1))
+
+    assert (report["verdict"], len(report["reasons"])) == ("fail", 1)
+
+
 def test_a_drafter_that_meets_every_threshold_passes():
     gate = Gate(min_mean=2.0, min_ci_low=1.9, min_macro=2.0, min_task=2.0, max_looping_share=0.0)
 

@@ -16,6 +16,8 @@ def thresholds(gate: Gate) -> str:
     """What `gate` asks for, as one sentence without its dot."""
     least = [("mean", gate.min_mean), ("mean over tasks", gate.min_macro), ("every task", gate.min_task)]
     asked = [f"interval above {gate.min_ci_low:g}", *(f"{name} at least {x:g}" for name, x in least if x is not None)]
+    if gate.min_speedup is not None:
+        asked.append(f"speed-up at least {gate.min_speedup:g}")
     if gate.require_lossless:
         asked.append("lossless")
     if gate.max_looping_share is not None:
@@ -41,9 +43,27 @@ def decide(report: Mapping[str, Any], gate: Gate) -> tuple[Literal["pass", "fail
             for name, task in length["by_task"].items()
             if task["mean"] < gate.min_task
         ]
+    if gate.min_speedup is not None:
+        reasons += _too_slow(report, gate.min_speedup)
     if gate.require_lossless and not report["lossless"]:
         reasons.append("drafted answers differ from the verifier's own")
     if gate.max_looping_share is not None and report["looping_share"] > gate.max_looping_share:
         reasons.append(f"{report['looping_share']:.0%} of the answers loop, {gate.max_looping_share:.0%} may")
     reasons += broken_promises(report, gate.max_served_gap)
     return ("fail" if reasons else "pass"), reasons
+
+
+def _too_slow(report: Mapping[str, Any], least: float) -> list[str]:
+    """What serving with the drafter gains too little by. What was measured on a CPU says nothing of GPUs."""
+    serving, predicted = report["serving"], report["predicted_speedup"]
+    if serving is not None and serving["device"] != "cpu":
+        return [
+            f"measured with {at['in_flight']} requests in flight, the speed-up is {at['factor']:.2f}, below {least:g}"
+            for at in serving["speedup"]
+            if at["factor"] < least
+        ]
+    if predicted is None:
+        return [f"the speed-up must be at least {least:g}, and none is known: no cost was measured"]
+    if predicted["factor"] < least:
+        return [f"the speed-up predicted at batch 1 is {predicted['factor']:.2f}, below {least:g}"]
+    return []

@@ -25,6 +25,11 @@ class Gate(Section):
     min_task: Annotated[FiniteFloat, Field(ge=1)] | None = None
     """Least acceptance length of every task."""
 
+    min_speedup: Annotated[FiniteFloat, Field(ge=0, le=100)] | None = None
+    """Least speed-up of serving: as measured at each of evaluation.speed_in_flight where an engine served on a GPU, else as
+    predicted at batch 1 from what a verify call, a token and a draft cost where it was measured. 1 fails a drafter that
+    would make serving slower; null only warns of it."""
+
     require_lossless: bool = True
     """Every answer must equal the verifier's own greedy answer (float32), or differ only at near-ties."""
 
