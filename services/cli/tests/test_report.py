@@ -3,8 +3,12 @@
 import time
 from typing import Any
 
+import httpx
 from rich.console import Console
+from typer.testing import CliRunner
 
+from aerie_cli.client import Api
+from aerie_cli.main import app
 from aerie_cli.report import clock, figures_table
 
 LENGTH = {
@@ -46,6 +50,23 @@ def test_without_an_engine_nothing_is_said_of_serving():
 
     assert "served" not in seen
     assert seen.splitlines()[1].split() == ["task", "mean", "95", "%", "interval", "prompts"]
+
+
+def test_the_logs_of_a_failed_job_end_with_what_it_failed_for(monkeypatch):
+    reason = {"code": "vocab.coverage", "detail": "62 % of the tokens", "remedy": "raise vocab.draft_vocab_size"}
+    answers = {
+        "/jobs/job_1/logs": {"object": "list", "has_more": False, "last_seq": 1, "data": [
+            {"seq": 1, "at": time.time(), "stage": "vocab", "unit": 0, "level": "info", "text": "counting"}]},
+        "/jobs/job_1": {"object": "job", "id": "job_1", "status": "failed", "reason": reason},
+    }  # fmt: skip
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=answers[request.url.path]))
+    monkeypatch.setattr(Api, "found", lambda *_: Api("http://127.0.0.1:1", transport))
+
+    shown = CliRunner().invoke(app, ["logs", "job_1"])
+
+    assert shown.exit_code == 0
+    assert shown.stdout.strip().endswith("counting")
+    assert shown.stderr.split() == f"vocab.coverage: {reason['detail']} remedy: {reason['remedy']}".split()
 
 
 def test_a_moment_of_another_day_has_its_date():

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
-from aerie_cli.output import Json, command, document, people, plain
-from aerie_cli.report import clock
+from aerie_cli.output import Json, aside, command, document, people, plain
+from aerie_cli.report import clock, why_ended
 from aerie_cli.watch import EVERY_S, JobId, patiently
 from eagle3_core.jobs.states import ENDED
 
@@ -36,6 +36,9 @@ def logs(
         _print(lines, as_json)
         if follow:
             _follow(api, job, stage, lines[-1]["seq"] if lines else 0, as_json)
+        if not as_json:
+            for line in why_ended(api.get(job_path(job))):
+                aside().print(line, soft_wrap=True)
     return 0
 
 

@@ -156,10 +156,7 @@ def job_view(job: dict[str, Any], width: int = WIDE) -> RenderableType:
         parts.append(Text(f"waits: {job['why_queued']}"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in job.get("warnings") or []]
     parts.append(stages_table(job, width))
-    if reason := job.get("reason"):
-        parts.append(Text(f"{reason.get('code')}: {reason.get('detail')}", style="red"))
-        if reason.get("remedy"):
-            parts.append(Text(f"  remedy: {reason['remedy']}"))
+    parts += why_ended(job)
     if job.get("acceptance_length"):
         parts.append(figures_table(job))
     return Group(*parts)
@@ -197,3 +194,11 @@ def _share(value: float | None) -> str:
 
 def _interval(row: dict[str, Any]) -> str:
     return f"[{_number(row['ci_low'])}, {_number(row['ci_high'])}]".replace("[", r"\[")
+
+
+def why_ended(job: dict[str, Any]) -> list[Text]:
+    """What `job` failed for, and what to do; nothing where it did not."""
+    if not (reason := plain(job.get("reason"))):
+        return []
+    remedy = [Text(f"  remedy: {reason['remedy']}")] if reason.get("remedy") else []
+    return [Text(f"{reason.get('code')}: {reason.get('detail')}", style="red"), *remedy]

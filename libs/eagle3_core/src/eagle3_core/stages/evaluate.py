@@ -94,7 +94,7 @@ def _promise(ctx: StageContext, prompts: TokenSet, drafter: Drafter, prepared: M
     seen = SeenNgrams()
     seen.add(_training_answers(ctx, prepared))
     rows = [_row(ctx, verifier, prompts, m, seen) for m in measured]
-    ctx.metric("acceptance_length", acceptance_length(rows)["mean"], ctx.assignment.unit.stop)
+    ctx.metric("acceptance_length_of_unit", acceptance_length(rows)["mean"], ctx.assignment.unit.stop)
     context = max((m.plain.ids for m in measured), key=len)[:COST_CONTEXT]
     costs = measure_costs(verifier, here, context, evaluation.num_steps)
     device = "cuda" if verifier.device.type == "cuda" else "cpu"
