@@ -41,7 +41,9 @@ def download(job: JobId, out: Out = None, url: Url = None, folder: Dir = DEFAULT
             ended = found["status"] in ("failed", "cancelled")
             raise NoDrafter(
                 f"job {job} is {found['status']} and has no drafter",
-                remedy=f"`aerie retry {job}` takes it up again" if ended else f"`aerie watch {job}` waits for it",
+                remedy=f"`aerie status {job}` says why: post a corrected job, or `aerie retry {job}` once what was in the way is gone"
+                if ended
+                else f"`aerie watch {job}` waits for it",
             )
         target = vacant(out if out is not None else Path(_inside(found["drafter"]["name"])))
         with download_bar() as done:
