@@ -42,6 +42,13 @@ def test_a_template_that_prints_the_date_prints_one_fixed_day():
     assert datetime.datetime.strptime(render(source), "%d %b %Y").date() == FIXED_DAY.date()
 
 
+def test_a_template_has_no_source_of_chance():
+    with pytest.raises(VerifierTemplate, match="No filter named 'random'"):
+        render("{{ messages | random }}")
+    with pytest.raises(TemplateRefusal, match="lipsum"):
+        render("{{ lipsum() }}")
+
+
 def test_what_a_template_refuses_it_refuses_in_its_own_words():
     with pytest.raises(TemplateRefusal, match="no system here"):
         render("{{ raise_exception('no system here') }}")

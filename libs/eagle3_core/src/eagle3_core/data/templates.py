@@ -78,6 +78,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         names = cast(dict[str, Any], environment.globals)
+        del environment.filters["random"], names["lipsum"]  # equal conversations are equal prompts
         names.update(raise_exception=_raise_exception, strftime_now=FIXED_DAY.strftime)
         self._answers = cast(_Answers, environment.extensions[_Answers.identifier])
         self._names: dict[str, Any] = {**special_tokens, **arguments}
