@@ -41,9 +41,10 @@ def test_a_reader_that_has_gone_is_status_141_and_no_complaint(aerie, posted):
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_full_disk_is_an_error_and_never_success(aerie, posted):
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--json"], ["--version"], ["--help"]])
+def test_a_full_disk_is_an_error_and_never_success(aerie, posted, arguments):
     with open("/dev/full", "wb") as full:
-        done = run(aerie, "status", posted, stdout=full, stderr=subprocess.PIPE)
+        done = run(aerie, *arguments, stdout=full, stderr=subprocess.PIPE)
 
     assert done.returncode == 1
     assert b"system.refused: No space left on device" in done.stderr

@@ -6,6 +6,7 @@ a file's name must not clear the screen. JSON stays JSON whatever it carries.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -127,11 +128,10 @@ def command(function: Callable[Given, int | None]) -> Callable[Given, None]:
         except KeyboardInterrupt:
             status = INTERRUPTED
         except BrokenPipeError:
-            _forsake_output()
+            forsake_output()
             status = READER_GONE
         except OSError as error:
-            what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-            status = fail(SystemRefused(what, remedy="make room, or choose a place that you may use"), as_json)
+            status = fail(refused_by_system(error), as_json)
         except Exception as error:
             traceback.print_exc()
             what = f"{function.__name__} ended in {type(error).__name__}: {error}"
@@ -149,11 +149,20 @@ def fail(error: AerieError, as_json: bool) -> int:
         say_error(error, as_json)
         sys.stdout.flush()
     except BrokenPipeError:
-        _forsake_output()
+        forsake_output()
     except OSError:
-        _forsake_output()
+        if as_json:  # stdout takes nothing, stderr may
+            with contextlib.suppress(OSError):
+                say_error(error, as_json=False)
+        forsake_output()
         return FAILED
     return status_of(error)
+
+
+def refused_by_system(error: OSError) -> SystemRefused:
+    """`error` of a stream or a place in the house's own words."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return SystemRefused(what, remedy="make room, or choose a place that you may use")
 
 
 def tidy_streams() -> None:
@@ -166,7 +175,7 @@ def tidy_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _forsake_output() -> None:
+def forsake_output() -> None:
     """Send what is still buffered nowhere, so that nothing complains of it when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):

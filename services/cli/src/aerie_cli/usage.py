@@ -9,8 +9,8 @@ from typing import Any
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from aerie_cli.exits import INVALID
-from aerie_cli.output import fail, tidy_streams
+from aerie_cli.exits import INVALID, READER_GONE
+from aerie_cli.output import fail, forsake_output, refused_by_system, tidy_streams
 from eagle3_core.errors import AerieError
 
 
@@ -32,8 +32,14 @@ class Commands(TyperGroup):
         tidy_streams()
         try:
             status = super().main(arguments, prog_name, complete_var, False, windows_expand_args, **extra)
+            sys.stdout.flush()
         except TyperException as error:
             status = _refuse(error, as_json="--json" in arguments)
+        except BrokenPipeError:  # of a help or a version; commands see to their own
+            forsake_output()
+            status = READER_GONE
+        except OSError as error:
+            status = fail(refused_by_system(error), as_json=False)
         sys.exit(status if isinstance(status, int) else 0)
 
 
