@@ -40,6 +40,7 @@ WORKER_BODIES: dict[str, Any] = {
     "hear_stops": {"worker_id": "w", "incarnation": "1", "known": {}, "wait_s": 0},
     "heartbeat_unit": {}, "commit_unit": {"output": RESULT, "seconds": 1.0},
     "fail_unit": {"cause": "failed", "problem": {"code": "x", "detail": "d"}, "retryable": True},
+    "lend_object": {"do": "get", "key": "red/prepare/x"},
 }  # fmt: skip
 """Bodies that would be taken from the fleet."""
 
@@ -198,7 +199,7 @@ def test_a_key_is_no_worker_token_and_a_worker_token_no_key(two):
 @pytest.mark.parametrize("token", ["", "x" * 9000, "worker-token", "\xe9\xff"])
 def test_no_worker_s_operation_is_open_to_a_made_up_token(two, token):
     tried = [operation.name for operation in worker_operations(two.api)]
-    assert sorted(tried) == ["claim_unit", "commit_unit", "fail_unit", "hear_stops", "heartbeat_unit"]
+    assert sorted(tried) == ["claim_unit", "commit_unit", "fail_unit", "hear_stops", "heartbeat_unit", "lend_object"]
     before = two.stored_for("red")
     for operation in worker_operations(two.api):
         path = operation.path.replace("{unit_run_id}", two.ids["unit"])

@@ -93,7 +93,6 @@ class Lending:
 
     def ask(self, unit_id: str, token: str, ask: ObjectAsk) -> ObjectAnswer:
         """What the process of a unit asks for. Raises UnknownToken, LeaseLost, ObjectNotLent, StoreNotLent, BadKey."""
-        lender = self.lender()
         with self._db.read() as session:
             unit = self._held(session, unit_id, token)
             rights = self._rights(session, unit)
@@ -103,7 +102,7 @@ class Lending:
                 f"{whose} may not {ask.do} {ask.key!r}",
                 remedy="a unit reads what its inputs' manifests list and writes under keys of its own attempt",
             )
-        return lender.lend(ask, self._lasts_s)
+        return self.lender().lend(ask, self._lasts_s)
 
     @staticmethod
     def _held(session: Session, unit_id: str, token: str) -> Unit:
