@@ -69,7 +69,8 @@ def own_faults(errors: Sequence[Mapping[str, Any]], document: Any) -> list[Mappi
     counted. And where a value may be one of several kinds, every kind has its say, at a place that ends with the kind's name.
     """
     counted = [e for e in errors if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
-    found = [({**e, "loc": _own_place(e, document)}, _own_place(e, document) != tuple(e["loc"])) for e in counted]
+    places = [_own_place(e, document) for e in counted]
+    found = [({**e, "loc": place}, place != tuple(e["loc"])) for e, place in zip(counted, places, strict=True)]
     alternatives = [fault for fault, by_kind in found if by_kind]
     told: list[Mapping[str, Any]] = []
     for fault, by_kind in found:

@@ -10,6 +10,7 @@ KEY_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ARGUMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 TENANT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 SERVER_ADDRESS = r"^https?://[^\s?#@]+$"
+BLAKE3 = r"^[0-9a-f]{64}$"
 
 IN_WORDS = {
     JOB_NAME: "1 to 63 small letters, digits, '.', '_' or '-', with a letter or digit at either end",

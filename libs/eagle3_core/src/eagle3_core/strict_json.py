@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from eagle3_core.errors import json_pointer
 from eagle3_core.faults import placed
-from eagle3_core.text import kind_of
+from eagle3_core.text import is_text, kind_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -115,10 +115,8 @@ def check(value: Any) -> None:
 
 
 def _encodable(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{text[:40]!r} holds half a surrogate pair, which is no text") from None
+    if not is_text(text):
+        raise ValueError(f"{text[:40]!r} holds half a surrogate pair, which is no text")
 
 
 def _constant(name: str) -> float:

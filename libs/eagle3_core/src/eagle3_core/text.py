@@ -17,6 +17,15 @@ def sayable(value: Any) -> Any:
     return value
 
 
+def is_text(value: str) -> bool:
+    """Whether `value` can be sent and stored: half a surrogate pair, which JSON and tokenizers can make, is no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def kind_of(value: Any) -> str:
     """What `value` is in JSON's words."""
     words = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
 from eagle3_core.errors import AerieError
-from eagle3_core.text import kind_of, sayable
+from eagle3_core.text import is_text, kind_of, sayable
 
 MAX_LINE_BYTES = 4 << 20
 """Longest line that is read, a million tokens of English; a longer one is a fault of its own and is skipped, not held."""
@@ -280,10 +280,8 @@ def _text(value: Any) -> str:
         value = "".join(_text(part.get("text")) for part in parts)
     if not isinstance(value, str):
         raise RowFault(DatasetFormat, f"{kind_of(value)} where text belongs")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise RowFault(DatasetFormat, "half of a surrogate pair") from None
+    if not is_text(value):
+        raise RowFault(DatasetFormat, "half of a surrogate pair")
     return value
 
 

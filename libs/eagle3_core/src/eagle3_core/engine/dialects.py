@@ -19,6 +19,7 @@ from eagle3_core.data.rows import Message
 from eagle3_core.engine.heard import count, cut, is_count, part, part_or, token_ids, wrong
 from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.errors import AerieError
+from eagle3_core.text import is_text
 
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 NEUTRAL_TOO = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -219,10 +220,8 @@ def _text(value: Any) -> str | None:
     """A text; None where there is none. Raises AnswerWrong for half a surrogate pair, of which no tokens can be made."""
     if not isinstance(value, str):
         return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise wrong(f"a text with half a surrogate pair: {cut(repr(value), 60)}") from None
+    if not is_text(value):
+        raise wrong(f"a text with half a surrogate pair: {cut(repr(value), 60)}")
     return value
 
 

@@ -5,7 +5,7 @@ The decisive number is the interval's lower end, not the mean: a drafter that wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from eagle3_core.evaluate.promise import broken_promises
@@ -54,12 +54,12 @@ def decide(report: Mapping[str, Any], gate: Gate) -> tuple[Literal["pass", "fail
 
 
 def _too_slow(report: Mapping[str, Any], least: float) -> list[str]:
-    """What serving with the drafter gains too little by. What was measured on a CPU says nothing of GPUs."""
-    serving, predicted = report["serving"], report["predicted_speedup"]
-    if serving is not None and serving["device"] != "cpu":
+    """Where serving with the drafter gains too little."""
+    measured, predicted = measured_speedups(report), report["predicted_speedup"]
+    if measured is not None:
         return [
             f"measured with {at['in_flight']} requests in flight, the speed-up is {at['factor']:.2f}, below {least:g}"
-            for at in serving["speedup"]
+            for at in measured
             if at["factor"] < least
         ]
     if predicted is None:
@@ -67,3 +67,10 @@ def _too_slow(report: Mapping[str, Any], least: float) -> list[str]:
     if predicted["factor"] < least:
         return [f"the speed-up predicted at batch 1 is {predicted['factor']:.2f}, below {least:g}"]
     return []
+
+
+def measured_speedups(report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+    """What serving gained at each number of requests in flight; None where no engine served on a GPU, since what a CPU is
+    slower at says nothing of GPUs."""
+    serving = report["serving"]
+    return None if serving is None or serving["device"] == "cpu" else serving["speedup"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_core.evaluate.gate import decide
+from eagle3_core.evaluate.gate import decide, measured_speedups
 from eagle3_core.evaluate.lengths import length_table, rounded, share
 from eagle3_core.evaluate.promise import delivered
 from eagle3_core.jobs.spec import Evaluation
@@ -88,12 +88,10 @@ def doubts(report: Mapping[str, Any]) -> Iterator[str]:
             f"breaks even at an acceptance length of {speedup['break_even_acceptance_length']:.2f} and has "
             f"{report['acceptance_length']['mean']:.2f}; train on more data, or draft fewer evaluation.num_steps"
         )
-    serving = report["serving"]
-    if serving is not None and serving["device"] != "cpu":  # what a CPU is slower at says nothing of GPUs
-        for at in serving["speedup"]:
-            if at["factor"] < 1:
-                yield (
-                    f"serving was slower with this drafter at {at['in_flight']} requests in flight: "
-                    f"{at['drafted_tokens_per_s']:.0f} tokens/s, {at['plain_tokens_per_s']:.0f} without it; draft fewer "
-                    "evaluation.num_steps, or serve such load without it"
-                )
+    for at in measured_speedups(report) or ():
+        if at["factor"] < 1:
+            yield (
+                f"serving was slower with this drafter at {at['in_flight']} requests in flight: "
+                f"{at['drafted_tokens_per_s']:.0f} tokens/s, {at['plain_tokens_per_s']:.0f} without it; draft fewer "
+                "evaluation.num_steps, or serve such load without it"
+            )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from eagle3_core import patterns
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import Cause
@@ -193,7 +194,7 @@ class ObjectAsk(Message):
     """`begin`, `part`, `end` and `abort` are those of an upload in parts."""
     key: Annotated[str, Field(min_length=1, max_length=1024)]
     """The object's; of `list` what the keys begin with."""
-    blake3: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    blake3: Annotated[str, Field(pattern=patterns.BLAKE3)] | None = None
     """Of `put`: the digest that the store keeps with the object."""
     upload_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     part: Annotated[int, Field(ge=1, le=10_000)] | None = None

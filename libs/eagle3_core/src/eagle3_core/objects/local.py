@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from eagle3_core.objects.probe import probe_basics
-from eagle3_core.objects.protocol import Abilities, ObjectMissing, Stat, StoreFull, checked_key
+from eagle3_core.objects.protocol import MADE_AGAIN, Abilities, ObjectMissing, Stat, StoreFull, checked_key
 
 _TEMPORARY = ".tmp-"
 
@@ -130,6 +130,4 @@ class LocalStore:
         return Abilities(multipart=True, conditional_put=False, presigned=False, versions=False, encrypted=False)
 
     def _missing(self, key: str) -> ObjectMissing:
-        return ObjectMissing(
-            f"no object {key} under {self.root}", remedy="retry the job (`aerie retry`): what is gone is made again"
-        )
+        return ObjectMissing(f"no object {key} under {self.root}", remedy=MADE_AGAIN)

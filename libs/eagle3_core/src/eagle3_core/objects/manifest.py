@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
+from eagle3_core import patterns
 from eagle3_core.digests import digest_bytes, digest_file, digest_json
 from eagle3_core.jobs.graph import StageName
 from eagle3_core.jobs.wire import ManifestRef
@@ -47,7 +48,7 @@ class FileEntry(BaseModel):
     key: Key
     size: NonNegativeInt
     """Bytes."""
-    blake3: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    blake3: Annotated[str, Field(pattern=patterns.BLAKE3)]
     meta: dict[str, Any] = Field(default_factory=dict)
     """Small facts about the file, for instance its sample and token counts."""
 

@@ -15,6 +15,9 @@ from typing import Protocol, runtime_checkable
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.wire import ObjectAnswer, ObjectAsk
 
+MADE_AGAIN = "retry the job (`aerie retry`): what is gone is made again"
+"""What to do about an object that is missing."""
+
 
 class ObjectMissing(AerieError):
     """The object store has no such object."""

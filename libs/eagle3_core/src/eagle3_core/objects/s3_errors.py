@@ -15,7 +15,14 @@ from obstore.exceptions import BaseError as ObstoreError
 from urllib3.exceptions import HTTPError
 
 from eagle3_core.errors import AerieError
-from eagle3_core.objects.protocol import ObjectMissing, StoreFull, StoreRefused, StoreUnavailable, StoreUnfit
+from eagle3_core.objects.protocol import (
+    MADE_AGAIN,
+    ObjectMissing,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnfit,
+)
 from eagle3_core.objects.retry import Verdict
 
 FULL = {
@@ -131,9 +138,7 @@ def _unavailable(what: str, why: str) -> StoreUnavailable:
 
 
 def _missing(what: str) -> ObjectMissing:
-    return ObjectMissing(
-        f"{what}: there is no such object", remedy="retry the job (`aerie retry`): what is gone is made again"
-    )
+    return ObjectMissing(f"{what}: there is no such object", remedy=MADE_AGAIN)
 
 
 def _untrusted(failure: Exception, what: str) -> AerieError:

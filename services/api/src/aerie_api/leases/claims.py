@@ -27,7 +27,7 @@ from aerie_api.leases.vetting import Vetting
 from aerie_api.leases.watchdog import least_patience_s, note_move, stuck
 from aerie_api.leases.worker_health import blames, judge
 from aerie_api.metrics import BYTES, UNIT_SECONDS, once_committed
-from aerie_api.tables import CommitRow, Job, Unit
+from aerie_api.tables import Attempt, CommitRow, Job, Unit
 from aerie_api.tenants.repository import TenantRepository
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, WorkerSetAside
@@ -228,11 +228,7 @@ class Claims:
         if attempt is None:
             raise unknown(unit.id)
         if not units.hold(unit, attempt.fence, now, self._rules.lease_s):
-            raise LeaseLost(
-                f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over: "
-                f"the unit is {unit.state} at fence {unit.fence}",
-                remedy="stop the attempt and throw its output away; another one has the unit",
-            )
+            raise over(unit, attempt)
         if unit.worker_id is not None:
             WorkerRepository(session).still_there(unit.worker_id, now)
 
@@ -302,6 +298,15 @@ class Claims:
 def gone(unit_id: str) -> LeaseLost:
     """What is said of a unit that is no more."""
     return LeaseLost(f"there is no unit {unit_id} any more", remedy="stop the attempt and claim again")
+
+
+def over(unit: Unit, attempt: Attempt) -> LeaseLost:
+    """What is said to an attempt that holds `unit` no longer."""
+    return LeaseLost(
+        f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over: "
+        f"the unit is {unit.state} at fence {unit.fence}",
+        remedy="stop the attempt and throw its output away; another one has the unit",
+    )
 
 
 def unknown(unit_id: str) -> UnknownToken:

@@ -22,12 +22,11 @@ from sqlalchemy.orm import Session
 
 from aerie_api.db import Database
 from aerie_api.jobs.repository import JobMissing, JobRepository
-from aerie_api.leases.claims import gone, unknown
+from aerie_api.leases.claims import gone, over, unknown
 from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import UnitRepository
 from aerie_api.tables import Unit
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.refusals import LeaseLost
 from eagle3_core.jobs.states import UnitState
 from eagle3_core.jobs.wire import ObjectAnswer, ObjectAsk
 from eagle3_core.objects.keys import Attempt, Owner, Training, owner_of
@@ -114,10 +113,7 @@ class Lending:
         if attempt is None:
             raise unknown(unit_id)
         if (unit.state, unit.fence) != (UnitState.RUNNING, attempt.fence):
-            raise LeaseLost(
-                f"attempt {attempt.attempt} at {unit.stage} unit {unit.index} (fence {attempt.fence}) is over",
-                remedy="stop the attempt and throw its output away",
-            )
+            raise over(unit, attempt)
         return unit
 
     def _rights(self, session: Session, unit: Unit) -> Rights:
