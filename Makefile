@@ -49,8 +49,9 @@ servers: setup ## have the real servers of the tests on this machine: PostgreSQL
 	@PYTHONPATH=tests $(RUN)/python -m servers
 
 test: setup servers ## every test that needs no GPU and no cluster
+	@# Models of tests are tiny: a second thread would only wait, and take the core from the other half of the tests.
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
-	@$(RUN)/pytest -q -m slow -n 2
+	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m slow -n 2
 
 test-fast: setup servers ## the tests that take seconds
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto

@@ -131,7 +131,7 @@ class Postgres(ServerProcess):
         """A connection that commits every statement by itself."""
         return psycopg.connect(
             host="127.0.0.1", port=self.port, user=USER, password=self.password, dbname=database, autocommit=True,
-            connect_timeout=5,
+            connect_timeout=60,
         )  # fmt: skip
 
     def close(self) -> None:

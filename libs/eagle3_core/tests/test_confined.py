@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,20 @@ from eagle3_core.errors import AerieError
 from eagle3_core.verifier.folder import VerifierTemplate
 
 SERVICE = "confined_service:service"
-SMALL = Limits(cpu_s=0.5, wall_s=60, memory_bytes=256 << 20)
+SMALL = Limits(cpu_s=60, wall_s=120, memory_bytes=256 << 20)
 
 
 @pytest.fixture
 def process(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with Confined(SERVICE, SMALL) as process:
+        yield process
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with Confined(SERVICE, replace(SMALL, cpu_s=0.5)) as process:
         yield process
 
 
@@ -40,8 +48,8 @@ def test_one_process_answers_one_question_after_another(process):
 
 
 @pytest.mark.parametrize("do", ["spin", "spin in C"])
-def test_time_is_bounded_in_python_and_in_c(process, do):
-    assert "CPU time" in unanswered(process, do=do).why
+def test_time_is_bounded_in_python_and_in_c(brief, do):
+    assert "more than 0.5 s of CPU time" in unanswered(brief, do=do).why
 
 
 def test_an_answer_that_nobody_waited_for_is_nobodys(process, monkeypatch):
@@ -58,7 +66,7 @@ def interrupted(*_):
 
 
 def test_one_look_may_be_given_less_time_than_all(process):
-    assert "more than 0 s of CPU time" in unanswered(process, do="spin", cpu_s=0.05).why
+    assert "more than 0.05 s of CPU time" in unanswered(process, do="spin", cpu_s=0.05).why
 
 
 def test_looks_that_follow_one_another_do_not_make_the_wait_longer(monkeypatch):
@@ -116,7 +124,7 @@ def test_a_question_that_hangs_is_given_up(monkeypatch):
     ):
         process.ask({"do": "sleep"})
 
-    assert "no answer within" in caught.value.why
+    assert "no answer within 0.2 s" in caught.value.why
 
 
 def test_errors_of_ours_arrive_as_themselves(process):

@@ -129,11 +129,11 @@ class Confined:
                 at, pointer, within = message["at"]
         except TimeoutError:
             self.close()
-            raise Unanswered(f"no answer within {self._limits.wall_s:.0f} s", at, pointer, in_time=True) from None
+            raise Unanswered(f"no answer within {self._limits.wall_s:g} s", at, pointer, in_time=True) from None
         except (OSError, EOFError):
             fresh, status = self._fresh, self._end()
             if status == -signal.SIGPROF:
-                raise Unanswered(f"more than {within:.0f} s of CPU time", at, pointer, in_time=True) from None
+                raise Unanswered(f"more than {within:.3g} s of CPU time", at, pointer, in_time=True) from None
             why = f"its process ended with status {status}; most likely it needed more than {self._limits.memory_bytes >> 20} MiB"
             raise Unanswered(why, at, pointer, fresh=fresh) from None
         except BaseException:  # its answer may still come, and must not be taken for the next one's

@@ -111,7 +111,7 @@ def demo(
     else:
         show_job(finished)
         for line in whereabouts(place, report):
-            people().print(escape(line), soft_wrap=True)
+            people().print(escape(line))
     return status_of_job(finished)
 
 
@@ -302,4 +302,4 @@ def _tell_reuse(job: dict[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    aside().print(escape(plain(text)), soft_wrap=True)
+    aside().print(escape(plain(text)))

@@ -70,7 +70,7 @@ def revoke(key: KeyId, url: Url = None, folder: Dir = DEFAULT_DIR, as_json: Json
     if as_json:
         document(ended)
     else:
-        people().print(f"{ended['id']}  {escape(plain(ended['name']))}  revoked", soft_wrap=True)
+        people().print(f"{ended['id']}  {escape(plain(ended['name']))}  revoked")
     return 0
 
 
@@ -109,7 +109,7 @@ def _show_new(fresh: dict[str, Any], as_json: bool) -> int:
         document(fresh)
         return 0
     aside().print(f"key {fresh['id']} of {fresh['tenant']}: {' '.join(fresh['scopes'])}; it is not shown again")
-    people().print(fresh["secret"], soft_wrap=True, markup=False)
+    people().print(fresh["secret"], markup=False)
     return 0
 
 

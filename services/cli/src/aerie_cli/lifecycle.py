@@ -41,5 +41,5 @@ def _change(job: str, verb: str, url: str | None, folder: Path, as_json: bool) -
     if as_json:
         document(changed)
     else:
-        people().print(f"{changed['id']}  {escape(plain(changed['name']))}  {changed['status']}", soft_wrap=True)
+        people().print(f"{changed['id']}  {escape(plain(changed['name']))}  {changed['status']}")
     return 0

@@ -38,7 +38,7 @@ def logs(
             _follow(api, job, stage, lines[-1]["seq"] if lines else 0, as_json)
         if not as_json:
             for line in why_ended(api.get(job_path(job))):
-                aside().print(line, soft_wrap=True)
+                aside().print(line)
     return 0
 
 
@@ -72,4 +72,4 @@ def _print(lines: list[dict[str, Any]], as_json: bool) -> None:
         text = escape(plain(line["text"]))
         said = f"[{style}]{text}[/]" if style else text
         head = f"[dim]{clock(line['at'])}[/] {line['stage']:<9}[dim]/{line['unit']}[/]"
-        console.print(f"{head} {said}", soft_wrap=True)
+        console.print(f"{head} {said}")

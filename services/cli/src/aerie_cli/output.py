@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from aerie_cli.exits import FAILED, INTERRUPTED, READER_GONE, status_of
 from eagle3_core.errors import AerieError
@@ -43,11 +44,19 @@ class SystemRefused(AerieError):
 
 
 class Terminal(Console):
-    """A console for one of our streams. What goes into a file or a pipe is as wide as it needs, so that ids stay whole."""
+    """A console for one of our streams. What goes into a file or a pipe is as wide as it needs, so that ids stay whole.
+
+    Sentences are not broken into lines at all: a terminal does it itself, and a search finds them whole.
+    """
 
     def __init__(self, file: TextIO) -> None:
         wide = None if "COLUMNS" in os.environ or file.isatty() else PIPE_COLUMNS
         super().__init__(file=file, highlight=False, width=wide)
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """As Console prints, but only tables and the like are fitted to the width."""
+        sentences = all(isinstance(part, str | Text) for part in objects)
+        super().print(*objects, soft_wrap=sentences if soft_wrap is None else soft_wrap, **options)
 
     def on_broken_pipe(self) -> NoReturn:
         """Let whoever handles every other end of a command handle this one."""
@@ -105,12 +114,12 @@ def say_error(error: AerieError, as_json: bool) -> None:
     console = aside()
     where = f" (at {error.pointer})" if error.pointer else ""
     head, where, detail = (escape(plain(text)) for text in (error.code, where, error.detail))
-    console.print(f"[bold red]error[/] [bold]{head}[/]{where}: {detail}", soft_wrap=True)
+    console.print(f"[bold red]error[/] [bold]{head}[/]{where}: {detail}")
     for fault in (error.context.get("faults") or [])[1:]:
         pointer, detail = (escape(plain(str(fault.get(name)))) for name in ("pointer", "detail"))
-        console.print(f"  also {pointer}: {detail}", soft_wrap=True)
+        console.print(f"  also {pointer}: {detail}")
     if error.remedy:
-        console.print(f"  remedy: {escape(plain(error.remedy))}", soft_wrap=True)
+        console.print(f"  remedy: {escape(plain(error.remedy))}")
 
 
 def command(function: Callable[Given, int | None]) -> Callable[Given, None]:

@@ -38,5 +38,5 @@ def plan(
         Text(f"training takes at most about {peak:.1f} GiB of memory (of each GPU, if it has some)", style="dim")
     )
     for warning in planned["warnings"]:
-        console.print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
+        console.print(Text(plain(f"warning: {warning}"), style="yellow"))
     return 0

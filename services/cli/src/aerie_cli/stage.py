@@ -79,7 +79,7 @@ class Terminal:
     def log(self, line: LogLine) -> None:
         """Print a line above the bar."""
         self._bar.console.print(
-            Text(plain(line.text), style={"warning": "yellow", "error": "red"}.get(line.level, "dim")), soft_wrap=True
+            Text(plain(line.text), style={"warning": "yellow", "error": "red"}.get(line.level, "dim"))
         )
 
 
@@ -150,4 +150,4 @@ def tell(name: str, outcome: Outcome, folder: Path, as_json: bool) -> None:
     console.print(f"{name}: {ran} units run, {outcome.reused} reused, {duration(outcome.seconds)}")
     console.print_json(data=plain(outcome.result))
     for output in outcome.outputs:
-        console.print(Text(plain(f"manifest {folder / 'objects' / output.manifest.key}")), soft_wrap=True)
+        console.print(Text(plain(f"manifest {folder / 'objects' / output.manifest.key}")))

@@ -28,13 +28,13 @@ def submit(
     with Api.found(url, folder) as api:
         posted = api.post("/jobs", job, {"Idempotency-Key": idempotency_key} if idempotency_key else None)
         if watch:
-            aside().print(f"posted {posted['id']} as {escape(plain(posted['name']))}", soft_wrap=True)
+            aside().print(f"posted {posted['id']} as {escape(plain(posted['name']))}")
         finished = follow_or_leave(api, posted["id"]) if watch else None
     if finished is None:
         if as_json:
             document(posted)
         else:
-            people().print(f"{posted['id']}  {escape(plain(posted['name']))}  {posted['status']}", soft_wrap=True)
+            people().print(f"{posted['id']}  {escape(plain(posted['name']))}  {posted['status']}")
         return 0
     if as_json:
         document(finished)

@@ -64,7 +64,7 @@ def support_bundle(
     if as_json:
         document({"object": "support.bundle", "path": str(place), "files": bundle.names})
     else:
-        people().print(str(place), soft_wrap=True, markup=False)
+        people().print(str(place), markup=False)
         aside().print("Secrets are replaced by [secret]; prompts and paths in logs are not. Look before you send it.",
                       markup=False)  # fmt: skip
     return 0

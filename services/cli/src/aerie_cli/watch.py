@@ -116,7 +116,7 @@ class Lines:
     def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: dict[str, tuple[float, str]] = {}
-        self._say = say or (lambda text: aside().print(Text(text), soft_wrap=True))
+        self._say = say or (lambda text: aside().print(Text(text)))
         self._said: dict[str, tuple[str, int, str]] = {}
         self._waits = ""
 

@@ -90,6 +90,8 @@ class ChatTemplate:
                 f"the chat template does not compile: line {error.lineno}: {error.message}",
                 "copy the template of the model's release again",
             ) from None
+        except MemoryError:  # says what there was room for, not what the template is
+            raise
         except Exception as error:  # deep nesting and odd constants make the compiler itself stumble
             raise refusal(
                 VerifierTemplate,
@@ -109,6 +111,8 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **self._names,
             )
+        except MemoryError:
+            raise
         except Exception as error:  # a template is a program: whatever it raises is its refusal
             raise TemplateRefusal(f"{error or type(error).__name__}"[:200]) from error
 

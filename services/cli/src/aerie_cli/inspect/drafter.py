@@ -38,7 +38,7 @@ def drafter(folder: Folder, as_json: Json = False) -> int:
     for package in packages:
         _print(plain(package.shown()))
     for fault in apart:
-        people().print(Text(plain(f"wrong: {fault}"), style="red"), soft_wrap=True)
+        people().print(Text(plain(f"wrong: {fault}"), style="red"))
     if contract:
         table = Table(title="capture contract", title_justify="left", box=None, pad_edge=False, show_header=False)
         for name, value in plain(contract).items():
@@ -81,7 +81,7 @@ def read_contract(folder: Path) -> tuple[dict[str, Any] | None, CaptureContract 
 
 def _print(package: dict[str, Any]) -> None:
     console = people()
-    console.print(f"[bold]{escape(package['folder'])}[/], {package['parameters']:,} parameters", soft_wrap=True)
+    console.print(f"[bold]{escape(package['folder'])}[/], {package['parameters']:,} parameters")
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in package["config"].items():
         table.add_row(name, escape(value_text(value)))
@@ -93,6 +93,6 @@ def _print(package: dict[str, Any]) -> None:
         table.add_row(escape(name), tensor["dtype"], escape(value_text(tensor["shape"])))
     console.print(table)
     for fault in package["faults"]:
-        console.print(Text(f"wrong: {fault}", style="red"), soft_wrap=True)
+        console.print(Text(f"wrong: {fault}", style="red"))
     if not package["faults"]:
         console.print("[green]nothing wrong with it[/]")

@@ -56,12 +56,12 @@ def job(
     console.print(table)
     for event in plain(events):
         style = "yellow" if event["level"] != "info" else ""
-        console.print(Text(f"{clock(event['created_at'])} {event['message']}", style=style), soft_wrap=True)
+        console.print(Text(f"{clock(event['created_at'])} {event['message']}", style=style))
     for file in plain(artifacts):
-        console.print(Text(f"{file['size']:>12,}  {file['blake3'][:16]}  {file['name']}"), soft_wrap=True)
+        console.print(Text(f"{file['size']:>12,}  {file['blake3'][:16]}  {file['name']}"))
     print_samples(plain(first or []))
     if remark:
-        console.print(Text(plain(remark), style="yellow"), soft_wrap=True)
+        console.print(Text(plain(remark), style="yellow"))
     # The document comes last: it is the longest, and the least asked for.
     console.print(Text("as posted, with every default", style="bold"))
     console.print_json(data=plain(shown["spec"]))

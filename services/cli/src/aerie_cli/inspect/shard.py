@@ -83,7 +83,7 @@ def shard(
         document({"shards": facts, "contract": stated, "not_finite": bad, "warning": warning})
         return FAILED if bad else OK
     if warning:
-        aside().print(Text(plain(f"warning: {warning}"), style="yellow"), soft_wrap=True)
+        aside().print(Text(plain(f"warning: {warning}"), style="yellow"))
     for fact in plain(facts):
         _print(fact)
     if stated is not None:
@@ -264,7 +264,7 @@ def words(ids: NDArray[Any], tokenizer: Tokenizer | None) -> str:
 
 def _print(fact: dict[str, Any]) -> None:
     console = people()
-    console.print(f"[bold]{escape(fact['file'])}[/]", soft_wrap=True)
+    console.print(f"[bold]{escape(fact['file'])}[/]")
     console.print(
         f"{fact['samples']} samples, {fact['tokens']} tokens, {fact['supervised_tokens']} supervised, "
         f"{fact['final_states']} final states kept, {fact['bytes']:,} bytes, codec {escape(fact['codec'])}"
@@ -285,4 +285,4 @@ def print_samples(samples: Sequence[dict[str, Any]]) -> None:
         text = Text()
         for span in sample["spans"]:
             text.append(span["text"], style="bold green" if span["supervised"] else "dim")
-        console.print(text, soft_wrap=True)
+        console.print(text)
