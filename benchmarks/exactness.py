@@ -28,17 +28,15 @@ million, ours beside the reference's of the weight that is worst. Ends with exit
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from rich.console import Console
-from rows import FOLDER, Row, publish
+from rows import Row, command_line, publish
 from torch import Tensor
 
 from eagle3_core.drafter.chains import LabelRule, plan_chains
@@ -272,10 +270,8 @@ def compare(case: Case, console: Console) -> tuple[list[Row], bool]:
 
 def main() -> int:
     """Run all cases."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(str(__doc__))
     parser.add_argument("--only", default="", help="the cases whose name holds this text")
-    parser.add_argument("--small", action="store_true", help="1/16 of the widths; always so without a GPU")
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the JSON file (default: {FOLDER})")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     console, rows, right = Console(), list[Row](), True

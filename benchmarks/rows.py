@@ -1,4 +1,4 @@
-"""What every benchmark shares: rows with a reference beside them, one JSON file and one table per benchmark.
+"""What every benchmark shares: rows with a reference beside them, one record and one table per benchmark.
 
 A benchmark is a script that calls `benchmark(measure)`. `--small` asks it for the least shape that still runs every line:
 the figures mean nothing then, but a test runs it so, and a benchmark cannot rot.
@@ -7,7 +7,6 @@ the figures mean nothing then, but a test runs it so, and a benchmark cannot rot
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
@@ -20,8 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from eagle3_core.bench.record import FOLDER, write_record
+
 ROOT = Path(__file__).parents[1]
-FOLDER = Path(".aerie/bench")
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,17 @@ def real_verifier() -> Path:
     return Path(subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()[-1].strip())
 
 
+def command_line(description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--small", action="store_true", help="the least shape: shows that it runs, measures nothing")
+    options.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the JSON file (default: {FOLDER})")
+    return options
+
+
 def benchmark(measure: Callable[[bool], list[Row]]) -> None:
     """The main program of a benchmark: `measure(small)` makes its rows, which are published under the script's name."""
-    parser = argparse.ArgumentParser(description="Measures beside a reference, prints a table, writes a JSON file.")
-    parser.add_argument("--small", action="store_true", help="the least shape: shows that it runs, measures nothing")
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the JSON file (default: {FOLDER})")
-    options = parser.parse_args()
+    options = command_line("Measures beside a reference, prints a table, writes a JSON file.").parse_args()
     publish(Path(sys.argv[0]).stem, measure(options.small), options.out)
 
 
@@ -70,9 +75,7 @@ def publish(name: str, rows: list[Row], folder: Path) -> None:
     machine = (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {"machine": machine, "rows": [{**asdict(row), "ratio": row.ratio} for row in rows]}
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_record(name, machine, [{**asdict(row), "ratio": row.ratio} for row in rows], folder)
     table = Table(title=f"{name} ({machine})")
     for column in ("what", "value", "unit", "reference", "ratio"):
         table.add_column(column, justify="left" if column in ("what", "unit") else "right")

@@ -34,7 +34,7 @@ from typing import Any
 
 import held
 import httpx
-from rows import FOLDER, ROOT, Row, publish
+from rows import ROOT, Row, command_line, publish
 
 from eagle3_core.digests import digest_bytes
 from eagle3_core.jobs.graph import StageName
@@ -384,9 +384,7 @@ def run(options: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description="Measures the control plane, prints a table, writes a JSON file.")
-    parser.add_argument("--small", action="store_true", help="the least shape: shows that it runs, measures nothing")
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder of the JSON file (default: {FOLDER})")
+    parser = command_line("Measures the control plane, prints a table, writes a JSON file.")
     parser.add_argument("--postgres", action="store_true", help="on a Postgres server of its own, in place of SQLite")
     parser.add_argument("--through", type=int, default=Shape.through, help="tiny jobs of the last phase (long: 10000)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

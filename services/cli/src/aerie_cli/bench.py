@@ -10,19 +10,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from aerie_cli.output import Json, aside, command, document, people
+from eagle3_core.bench.record import write_record
 from eagle3_core.errors import AerieError, InvalidRequest
 
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine, beside what others reach on it.")
-
-
-FOLDER = Path(".aerie/bench")
 
 
 class BenchFailed(AerieError):
@@ -94,7 +91,7 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
 
 
 def _publish(name: str, measured: dict[str, Any]) -> None:
-    """Write `.aerie/bench/NAME.json`: the rows, also under the names that every benchmark uses."""
+    """Record the rows, also under the names that every benchmark uses."""
     rows = [
         {
             "name": f"{row['impl']}, {row['case']}, {row['density']} % supervised", "value": row["tokens_per_s"],
@@ -102,8 +99,7 @@ def _publish(name: str, measured: dict[str, Any]) -> None:
         }
         for row in measured["rows"]
     ]  # fmt: skip
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps({**measured, "rows": rows}, indent=1) + "\n")
+    write_record(name, measured["machine"], rows)
 
 
 def _table(measured: dict[str, Any]) -> Table:
