@@ -1,6 +1,7 @@
-"""Stores for tests: a folder, and a prefix of its own on every real S3 server that this machine can run.
+"""What several test modules share: stores, and a tiny job whose verifier a running server has.
 
-The servers are started when first asked for, live for the session, and end with it.
+Stores are a folder, and a prefix of its own on every real S3 server that this machine can run. Those servers are started
+when first asked for, live for the session, and end with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from servers import s3
@@ -17,6 +19,9 @@ from servers import s3
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.protocol import ObjectStore
 from eagle3_core.objects.s3 import S3Store, s3_store
+
+if TYPE_CHECKING:
+    from endpoint_house import House, Serve
 
 Servers = Callable[[str], s3.S3Server]
 
@@ -80,3 +85,18 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield mount
     for folder in mounted:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A tiny job, prepared, whose answers a server that a test starts will write."""
+    from endpoint_house import House  # brings torch and transformers: most tests here need neither
+
+    return House(tmp_path_factory.mktemp("house"))
+
+
+@pytest.fixture
+def serve(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts such a server, with the quirks that a test names."""
+    with house.serving(monkeypatch) as start:
+        yield start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +14,6 @@ from eagle3_core.engine.proof import OtherVerifier
 from eagle3_core.errors import AerieError
 from eagle3_core.testing import RecordingReporter
 from eagle3_core.verifier.endpoint import AnswersDrift, SeedIgnored
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return House(tmp_path_factory.mktemp("house"))
-
-
-@pytest.fixture
-def serve(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    with house.serving(monkeypatch) as start:
-        yield start
-
 
 WAYS = {
     "sglang": ({}, {}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +17,6 @@ from eagle3_core.engine.proof import OtherVerifier
 from eagle3_core.errors import AerieError
 
 Change = Callable[[dict[str, Any]], object]
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return House(tmp_path_factory.mktemp("house"))
-
-
-@pytest.fixture
-def serve(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    with house.serving(monkeypatch) as start:
-        yield start
 
 
 def answering(change: Change) -> Callable[..., bool]:

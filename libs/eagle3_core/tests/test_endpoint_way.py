@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,6 @@ from running_server import RunningServer
 from eagle3_core.engine.allowed import EndpointKeyRefused, EndpointNotAllowed
 from eagle3_core.engine.refusals import EndpointDown, KeyNotTaken, Redirected
 from eagle3_core.testing import RecordingReporter
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return House(tmp_path_factory.mktemp("house"))
-
-
-@pytest.fixture
-def serve(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    with house.serving(monkeypatch) as start:
-        yield start
 
 
 def in_place_of_an_answer(status: int, **headers: str) -> Callable[..., bool]:
