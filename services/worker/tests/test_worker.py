@@ -7,8 +7,9 @@ import pytest
 from worker_stubs import TOKEN, assignment, gone
 
 from aerie_worker import __main__ as entry
-from aerie_worker.claim import Control, pauses
+from aerie_worker.claim import Control
 from aerie_worker.executors.local import fits, for_children, machine_gpus
+from aerie_worker.patience import pauses
 from eagle3_core.jobs.wire import Assignment
 
 

@@ -2,18 +2,16 @@
 
 A claim shows the fleet's worker token; everything about a unit shows the token of the attempt that holds it.
 
-The API may be away for a minute or a night; a worker then keeps what it has and tries again, with growing pauses that
-are spread at random so that a fleet does not return in one instant. Each call is safe to repeat: the attempt's token
-fences it, and a commit that was stored already is answered as if it were new.
+Each call is safe to repeat (`aerie_worker.patience`): the attempt's token fences it, and a commit that was stored already is
+answered as if it were new.
 """
 
 from __future__ import annotations
 
-import random
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 from pydantic import ValidationError
@@ -36,8 +34,6 @@ from eagle3_core.jobs.wire import (
 )
 from eagle3_core.telemetry import traces
 
-Answer = TypeVar("Answer")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 TIMEOUT_S = 10.0
 OBJECTS_TIMEOUT_S = 90.0
 """A list or a deletion is asked of the store again for up to a minute."""
@@ -74,25 +70,6 @@ def distrust(error: BaseException) -> str | None:
             return cause.verify_message
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-def pauses(spread: Callable[[], float] = random.random) -> Iterator[float]:
-    """Seconds to wait before each further try: doubling from 0.25 to 10, each between half and one and a half of that."""
-    pause = FIRST_PAUSE_S
-    while True:
-        yield pause * (0.5 + spread())
-        pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def insist(call: Callable[[], Answer], pause: Callable[[float], bool]) -> Answer:
-    """`call()`, again and again while the API is away. `pause(seconds)` waits and says whether to give up (then Unreachable)."""
-    for seconds in pauses():
-        try:
-            return call()
-        except Unreachable:
-            if pause(seconds):
-                raise
-    raise AssertionError("pauses never end")
 
 
 class Control:

@@ -10,7 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from aerie_worker.claim import Control, Refused, pauses
+from aerie_worker.claim import Control, Refused
+from aerie_worker.patience import pauses
 from aerie_worker.pulse import wish_of
 from eagle3_core.jobs.refusals import Unreachable
 

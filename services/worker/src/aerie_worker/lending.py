@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from aerie_worker.claim import Control, insist
+from aerie_worker.claim import Control
+from aerie_worker.patience import insist
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import Unreachable
 from eagle3_core.jobs.wire import Assignment, ObjectAsk

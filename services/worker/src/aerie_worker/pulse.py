@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 
-from aerie_worker.claim import Control, Refused, pauses
+from aerie_worker.claim import Control, Refused
+from aerie_worker.patience import pauses
 from eagle3_core.jobs.refusals import LeaseLost, Unreachable
 from eagle3_core.jobs.wire import Assignment, Heartbeat, HeartbeatAnswer, LogLine, Metric, Progress
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from aerie_worker import metrics
 from aerie_worker.children import ChildProcess, Exited, Inbox, StderrLine
-from aerie_worker.claim import Control, Refused, insist
+from aerie_worker.claim import Control, Refused
 from aerie_worker.lending import lending
+from aerie_worker.patience import insist
 from aerie_worker.pulse import CancelAsked, GiveBackAsked, LeaseGone, Pulse, Wish
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.refusals import LeaseLost, Preempted, Unreachable

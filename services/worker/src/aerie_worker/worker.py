@@ -17,12 +17,14 @@ from types import FrameType
 
 from aerie_worker import metrics
 from aerie_worker.children import Inbox
-from aerie_worker.claim import Control, pauses
+from aerie_worker.claim import Control
 from aerie_worker.doorbells import Doorbell
 from aerie_worker.ear import Ear
 from aerie_worker.executors.local import Local
+from aerie_worker.patience import pauses
 from aerie_worker.supervise import EX_TEMPFAIL, Attempt, KillAsked, StopAsked
 from eagle3_core.jobs.refusals import Unreachable, WorkerSetAside
+from eagle3_core.jobs.wire import Assignment
 
 REPORTING_S = 20.0
 """How long a worker that is asked to stop tries to report to an API that is away."""
@@ -48,6 +50,12 @@ class Worker:
         self._asked = 0
         self._asked_at = float("inf")
         self._at_the_door = False
+        """Whether a signal must end the claim that is waiting."""
+        self._away = False
+        """Whether the API did not answer the last claim."""
+        self._aside = False
+        """Whether the API gave no work since this worker failed too often."""
+        self._waits = pauses()
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """First signal: stop claiming, let the running stage save. Second: kill."""
@@ -63,41 +71,45 @@ class Worker:
         self._executor.warm_up()
         ear = Ear(self._control, lambda wish: self._inbox.put((None, wish)))
         ear.start()
-        waits = pauses()
-        away = aside = False
         while not self._asked:
-            try:
-                with self._door():
-                    assignment = self._doorbell.wait() if not self._asked else None
-            except _LeaveTheDoor:
-                break
-            except Unreachable as error:
-                if not away:
-                    log.warning("the API is away, asking again until it is back: %s", error.detail)
-                away = True
-                metrics.AWAY.set(1)
-                self._pause(next(waits))
-                continue
-            except WorkerSetAside as error:
-                if not aside:
-                    log.error("%s", error.text())
-                aside = True
-                self._pause(ASIDE_S * (0.5 + random.random()))  # noqa: S311 - to spread a fleet
-                continue
-            if aside:
-                log.info("readmitted")
-            aside = False
-            if away:
-                log.info("the API is back")
-            away, waits = False, pauses()
-            metrics.AWAY.set(0)
-            if assignment is not None:
+            if (assignment := self._claim()) is not None:
                 attempt = Attempt(self._control, self._executor.child_for(assignment), assignment, self._inbox)
                 attempt.run(self._pause_to_report)
         ear.close()
         self._executor.close()
         self._doorbell.close()
         return EX_TEMPFAIL
+
+    def _claim(self) -> Assignment | None:
+        """A unit to run, or None: there was none, a signal came, or the API is away or has set this worker aside.
+
+        In the last two cases it has waited before it returns. Each is logged when it begins and when it ends.
+        """
+        try:
+            with self._door():
+                assignment = self._doorbell.wait() if not self._asked else None
+        except _LeaveTheDoor:
+            return None
+        except Unreachable as error:
+            if not self._away:
+                log.warning("the API is away, asking again until it is back: %s", error.detail)
+            self._away = True
+            metrics.AWAY.set(1)
+            self._pause(next(self._waits))
+            return None
+        except WorkerSetAside as error:
+            if not self._aside:
+                log.error("%s", error.text())
+            self._aside = True
+            self._pause(ASIDE_S * (0.5 + random.random()))  # noqa: S311 - to spread a fleet
+            return None
+        if self._aside:
+            log.info("readmitted")
+        if self._away:
+            log.info("the API is back")
+        self._aside, self._away, self._waits = False, False, pauses()
+        metrics.AWAY.set(0)
+        return assignment
 
     @contextlib.contextmanager
     def _door(self) -> Generator[None]:
