@@ -83,71 +83,127 @@ class RowLayout:
         return pieces
 
 
+@dataclass(frozen=True)
+class _Chains:
+    """The chains of a batch in the layout's order, the deepest first."""
+
+    document_M: Ints
+    start_M: Ints
+    """Position in the batch."""
+    depth_M: Ints
+    valid_MK: NDArray[Any]
+    counts: list[int]
+    """[K]: N_k."""
+
+    @classmethod
+    def of(cls, plan: ChainPlan) -> _Chains:
+        order_M = np.argsort(-plan.depth_M, kind="stable")
+        document_M = np.repeat(np.arange(len(plan.row_offsets) - 1), np.diff(plan.row_offsets))
+        counts = [int((plan.depth_M > k).sum()) for k in range(plan.valid_MK.shape[1])]
+        return cls(document_M[order_M], plan.start_M[order_M], plan.depth_M[order_M], plan.valid_MK[order_M], counts)
+
+    def by_pair(self, of_M: Ints, forward: int = 0) -> Ints:
+        """[P]: what each chain has, plus `forward` a step."""
+        return np.concatenate([of_M[:n] + forward * k for k, n in enumerate(self.counts)])
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The key rows of a batch, document after document."""
+
+    offsets: Ints
+    """[S+1]: first key row of each document."""
+    local_J: Ints
+    """Position in the document."""
+    position_J: Ints
+    """Position in the batch."""
+    text_J: Ints
+    """Position of the token after the next; -1 behind the document's end."""
+
+    @classmethod
+    def of(cls, plan: ChainPlan, chains: _Chains, bounds: Ints) -> _Keys:
+        # Step k reads the token behind key row p + k, so the rows of a document end with the last one read.
+        stops = plan.key_stops.copy()
+        np.maximum.at(stops, chains.document_M, chains.start_M + chains.depth_M)
+        lengths = stops - bounds[:-1]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        local_J = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        position_J = local_J + np.repeat(bounds[:-1], lengths)
+        text_J = np.where(position_J + 2 < np.repeat(bounds[1:], lengths), position_J + 2, -1)
+        return cls(offsets, local_J, position_J, text_J)
+
+    def __len__(self) -> int:
+        return len(self.local_J)
+
+
 def lay_out(plan: ChainPlan, offsets: NDArray[Any]) -> RowLayout:
     """The rows of a packed batch with document bounds `offsets` [S+1]."""
-    steps, starts = plan.valid_MK.shape[1], np.asarray(offsets[:-1], dtype=np.int64)
-    order_M = np.argsort(-plan.depth_M, kind="stable")
-    document_M = np.repeat(np.arange(len(starts)), np.diff(plan.row_offsets))[order_M]
-    start_M, depth_M, valid_MK = plan.start_M[order_M], plan.depth_M[order_M], plan.valid_MK[order_M]
-    # Step k reads the token behind key row p + k, so the rows of a document end with the last one read.
-    stops = plan.key_stops.copy()
-    np.maximum.at(stops, document_M, start_M + depth_M)
-    lengths = stops - starts
-    key_offsets = np.concatenate([[0], np.cumsum(lengths)])
-    local_J = np.arange(key_offsets[-1]) - np.repeat(key_offsets[:-1], lengths)
-    key_J = local_J + np.repeat(starts, lengths)
-    shift_M = (key_offsets[:-1] - starts)[document_M]
-
-    counts = [int((depth_M > k).sum()) for k in range(steps)]
-    first_row = np.concatenate([[0], np.cumsum(counts)])
-    row_M, first_M, local_M = start_M + shift_M, key_offsets[:-1][document_M], start_M - starts[document_M]
+    bounds = np.asarray(offsets, dtype=np.int64)
+    chains = _Chains.of(plan)
+    keys = _Keys.of(plan, chains, bounds)
+    first_row = np.concatenate([[0], np.cumsum(chains.counts)])
+    first_M, local_M = keys.offsets[:-1][chains.document_M], chains.start_M - bounds[:-1][chains.document_M]
+    row_M = first_M + local_M
     # A chain's step k and the token that it reads name one another, so all that is sorted by token is found by scatter.
-    pair_KJ, learns_KJ = np.full((steps, len(key_J)), -1, dtype=np.int32), np.zeros((steps, len(key_J)), dtype=bool)
-    for k, n in enumerate(counts):
+    pair_KJ = np.full((len(chains.counts), len(keys)), -1, dtype=np.int32)
+    learns_KJ = np.zeros(pair_KJ.shape, dtype=bool)
+    for k, n in enumerate(chains.counts):
         pair_KJ[k, row_M[:n] + k] = np.arange(first_row[k], first_row[k + 1])
-        learns_KJ[k, row_M[:n] + k] = valid_MK[:n, k]
-
-    def by_pair(of_M: Ints, forward: int = 0) -> Ints:
-        """[P]: what each chain has, plus `forward` a step."""
-        return np.concatenate([of_M[:n] + forward * k for k, n in enumerate(counts)])
-
+        learns_KJ[k, row_M[:n] + k] = chains.valid_MK[:n, k]
     token_E, query_J = _numbered(np.asarray((pair_KJ >= 0).any(0)))
-    row_U, label_J = _numbered(np.asarray(learns_KJ.any(0)))
-    row_R, step_R = np.nonzero(np.ascontiguousarray(learns_KJ.T))
-    pair_R, token_P = pair_KJ[step_R, row_R], by_pair(row_M, 1)
-    text_J = np.where(key_J + 2 < np.repeat(np.asarray(offsets[1:]), lengths), key_J + 2, -1)
+    token_P = chains.by_pair(row_M, 1)
     tables: dict[str, NDArray[Any]] = {
-        "position_J": key_J,
-        "rotation_J": local_J + 1,
-        "start_P": by_pair(row_M),
-        "first_P": by_pair(first_M),
-        "rotation_P": by_pair(local_M + 1, 1),
+        "position_J": keys.position_J,
+        "rotation_J": keys.local_J + 1,
+        "start_P": chains.by_pair(row_M),
+        "first_P": chains.by_pair(first_M),
+        "rotation_P": chains.by_pair(local_M + 1, 1),
         "token_P": token_P,
         "token_E": token_E,
         "query_P": query_J[token_P],
-        "key_pair_KJ": np.concatenate([np.full((1, len(key_J)), -1, dtype=np.int32), pair_KJ[1:]]),
+        "key_pair_KJ": np.concatenate([np.full((1, len(keys)), -1, dtype=np.int32), pair_KJ[1:]]),
         "query_pair_KE": pair_KJ[:, token_E],
         "offset_K": first_row[:-1],
-        # Learning rows: their pair row, place in [M, K], label, and the token that the text has.
-        "pair_R": pair_R,
-        "entry_R": (pair_R - first_row[step_R]) * steps + step_R,
-        "label_R": label_J[row_R],
-        "text_R": text_J[row_R],
-        "position_U": key_J[row_U] + 1,
-        "valid_MK": valid_MK,
+        **_learning_tables(keys, pair_KJ, learns_KJ, first_row),
+        "valid_MK": chains.valid_MK,
     }
+    label_ends = np.cumsum(learns_KJ.sum(0)[learns_KJ.any(0)])
+    chains_of, key_range_of = _by_document(plan, chains.document_M, row_M, keys.offsets)
+    return RowLayout(
+        steps=len(chains.counts), keys=len(keys), is_prefix=bool((keys.position_J == np.arange(len(keys))).all()),
+        counts=tuple(chains.counts), offsets=tuple(int(x) for x in first_row),
+        reach=int(np.diff(keys.offsets).max(initial=0)) + 1, labels=len(label_ends), learning_ends=label_ends,
+        chains_of=chains_of, key_range_of=key_range_of,
+        host={name: np.ascontiguousarray(table, dtype=np.int32).reshape(-1) for name, table in tables.items()},
+    )  # fmt: skip
+
+
+def _learning_tables(
+    keys: _Keys, pair_KJ: NDArray[Any], learns_KJ: NDArray[Any], first_row: Ints
+) -> dict[str, NDArray[Any]]:
+    """Of each learning row its pair row, place in [M, K], label, and the token that the text has; of each label its position."""
+    row_U, label_J = _numbered(np.asarray(learns_KJ.any(0)))
+    row_R, step_R = np.nonzero(np.ascontiguousarray(learns_KJ.T))
+    pair_R = pair_KJ[step_R, row_R]
+    return {
+        "pair_R": pair_R,
+        "entry_R": (pair_R - first_row[step_R]) * len(pair_KJ) + step_R,
+        "label_R": label_J[row_R],
+        "text_R": keys.text_J[row_R],
+        "position_U": keys.position_J[row_U] + 1,
+    }
+
+
+def _by_document(
+    plan: ChainPlan, document_M: Ints, row_M: Ints, first_keys: Ints
+) -> tuple[tuple[Ints, ...], tuple[tuple[int, int], ...]]:
+    """`chains_of` and `key_range_of` of a layout."""
     chains_of, key_range_of = list[Ints](), list[tuple[int, int]]()
     for document in np.flatnonzero(np.diff(plan.row_offsets)):
         chains = np.flatnonzero(document_M == document)
-        first = int(key_offsets[document])
         chains_of.append(chains)
-        key_range_of.append((first, int(start_M[chains].max() - starts[document]) + 1 + first))
-    label_ends = np.cumsum(learns_KJ.sum(0)[row_U])
-    return RowLayout(
-        steps, len(key_J), bool((key_J == np.arange(len(key_J))).all()), tuple(counts), tuple(int(x) for x in first_row),
-        int(lengths.max(initial=0)) + 1, len(label_ends), label_ends, tuple(chains_of), tuple(key_range_of),
-        {name: np.ascontiguousarray(table, dtype=np.int32).reshape(-1) for name, table in tables.items()},
-    )  # fmt: skip
+        key_range_of.append((int(first_keys[document]), int(row_M[chains].max()) + 1))
+    return tuple(chains_of), tuple(key_range_of)
 
 
 def _numbered(chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
