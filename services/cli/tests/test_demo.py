@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from aerie_cli import demo
+from aerie_cli import demo, demo_report
 from aerie_cli.client import Api
 from aerie_cli.main import app
 
@@ -96,7 +96,7 @@ def test_the_report_has_the_figures_of_the_job_and_says_what_was_reused():
         ],
     }  # fmt: skip
 
-    report = demo.make_report(job, {"digest": "d", "sglang_dir": "/s", "speculators_dir": "/p"}, 61.24)
+    report = demo_report.make_report(job, {"digest": "d", "sglang_dir": "/s", "speculators_dir": "/p"}, 61.24)
 
     assert report["acceptance_length"] == {"mean": 2.1}
     assert report["stages"][0] == {
@@ -109,7 +109,7 @@ def test_the_report_of_an_earlier_demo_is_kept_under_its_jobs_id_and_said(tmp_pa
     place = tmp_path / "report.json"
     place.write_text(json.dumps({"job_id": "job_1", "verdict": "pass"}))
 
-    demo.keep_earlier(place, "job_2")
+    demo_report.keep_earlier(place, "job_2")
 
     assert json.loads((tmp_path / "report-job_1.json").read_text())["verdict"] == "pass"
     assert not place.exists()
@@ -121,7 +121,7 @@ def test_a_report_that_is_no_other_jobs_is_simply_replaced(tmp_path, text):
     place = tmp_path / "report.json"
     place.write_text(text)
 
-    demo.keep_earlier(place, "job_2")
+    demo_report.keep_earlier(place, "job_2")
 
     assert list(tmp_path.iterdir()) == [place]
 
@@ -129,7 +129,7 @@ def test_a_report_that_is_no_other_jobs_is_simply_replaced(tmp_path, text):
 def test_the_demo_ends_with_where_everything_is(tmp_path):
     drafter = {"sglang_dir": "/d/sglang", "speculators_dir": "/d/speculators"}
 
-    said = list(demo.whereabouts(tmp_path / "report.json", {"drafter": drafter, "seconds": 61.2}))
+    said = list(demo_report.whereabouts(tmp_path / "report.json", {"drafter": drafter, "seconds": 61.2}))
 
     assert said == [
         "drafter /d/sglang (SGLang), /d/speculators (speculators, vLLM)",

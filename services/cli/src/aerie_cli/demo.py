@@ -6,12 +6,10 @@ its progress, its files. Everything that it measured lands in `report.json`.
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -21,15 +19,15 @@ import typer
 from rich.markup import escape
 
 from aerie_cli.client import DEFAULT_DIR, Api, checked_url, house_key, job_path
+from aerie_cli.demo_report import make_report, store_report, whereabouts
 from aerie_cli.download import download_bar, download_drafter
 from aerie_cli.exits import status_of_job
 from aerie_cli.jobfile import Changes, apply, parse
-from aerie_cli.output import Json, aside, command, document, people, plain
-from aerie_cli.report import duration, from_earlier_jobs, show_job
+from aerie_cli.output import Json, command, document, people, remark
+from aerie_cli.report import from_earlier_jobs, show_job
 from aerie_cli.testimony import read_server, tail
 from aerie_cli.up import THREADS_HELP, WORKERS_HELP, crew
 from aerie_cli.watch import follow
-from eagle3_core import strict_json
 from eagle3_core.engine.settings import read_settings, require_engine
 from eagle3_core.errors import AerieError, InvalidRequest
 from eagle3_core.folders import cache_folder
@@ -96,16 +94,12 @@ def demo(
     )
     with house(folder.absolute(), *crew(workers, threads)) as url, Api(url, key=house_key(folder)) as api:
         posted = post(api, job)
-        _say(f"posted {posted['id']} as {posted['name']}")
+        remark(f"posted {posted['id']} as {posted['name']}")
         finished = follow_or_cancel(api, posted["id"])
         _tell_reuse(finished)
         drafter = fetch(api, finished, home / "drafter") if finished["status"] == "succeeded" else None
-    report = make_report(finished, drafter, time.monotonic() - started)
-    place = home / "report.json"
-    keep_earlier(place, finished["id"])
-    temporary = place.with_suffix(".new")
-    temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    temporary.replace(place)
+    place, report = home / "report.json", make_report(finished, drafter, time.monotonic() - started)
+    store_report(place, report)
     if as_json:
         document(report)
     else:
@@ -113,26 +107,6 @@ def demo(
         for line in whereabouts(place, report):
             people().print(escape(line))
     return status_of_job(finished)
-
-
-def keep_earlier(place: Path, job_id: str) -> None:
-    """Give the report of an earlier job its id as a name, and say so, where the new one is about to take its place."""
-    try:
-        earlier = strict_json.loads_object(place.read_bytes()).get("job_id")
-    except (OSError, ValueError):  # none there, or none that says whose it is
-        return
-    if isinstance(earlier, str) and earlier != job_id and re.fullmatch(r"job_\w+", earlier):
-        kept = place.with_name(f"report-{earlier}.json")
-        place.replace(kept)
-        _say(f"the earlier report is now {kept}; its drafter comes back by `aerie download {earlier}`")
-
-
-def whereabouts(place: Path, report: dict[str, Any]) -> Iterator[str]:
-    """Where everything that the demo made lies, a line each."""
-    if drafter := report["drafter"]:
-        yield f"drafter {drafter['sglang_dir']} (SGLang), {drafter['speculators_dir']} (speculators, vLLM)"
-        yield f"card    {Path(drafter['sglang_dir']).parent / 'card.md'}: what it is worth, and how to serve it"
-    yield f"report  {place}, {duration(report['seconds'])} in all"
 
 
 def checkout() -> Path:
@@ -149,7 +123,7 @@ def checkout() -> Path:
 def make_job(document: Path, home: Path, changes: list[str]) -> dict[str, Any]:
     """The example's job in `document` over a converted verifier and freshly drawn prompts, with `changes`."""
     example = document.parent
-    _say("getting the verifier ready (converted once, then cached)")
+    remark("getting the verifier ready (converted once, then cached)")
     folder = _run_script(example / "verifier.py", "--cache", str(cache_folder()))
     places = {"VERIFIER": folder.splitlines()[-1].strip()}
     for split, count in PER_TASK.items():
@@ -190,7 +164,7 @@ def _run_script(script: Path, *arguments: str) -> str:
 def house(folder: Path, workers: int, threads: int) -> Generator[str]:
     """The URL of the house in `folder`; starts one if none runs, and then stops it at the end."""
     if (server := read_server(folder / "run" / "server.json")) is not None and _answers(server["url"]):
-        _say(f"using the house at {server['url']}")
+        remark(f"using the house at {server['url']}")
         yield server["url"]
         return
     log = folder / "logs" / "up.log"
@@ -235,7 +209,7 @@ def follow_or_cancel(api: Api, job_id: str) -> dict[str, Any]:
     try:
         return follow(api, job_id)
     except KeyboardInterrupt:
-        _say(f"cancelling {job_id}, stopping the house; what is computed is reused next time")
+        remark(f"cancelling {job_id}, stopping the house; what is computed is reused next time")
         with suppress(AerieError):
             api.post(job_path(job_id, "cancel"))
         raise
@@ -267,39 +241,7 @@ def fetch(api: Api, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def make_report(job: dict[str, Any], drafter: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
-    """What the demo found, as it is written to report.json. The same figures come from GET /jobs/{id}."""
-    figures = (
-        "verdict", "acceptance_length", "acceptance_by_position", "lossless", "near_tie_share", "seen_ngram_share", "prompts",
-        "looping_share", "predicted_speedup", "reasons", "acceptance_length_served", "serving",
-    )  # fmt: skip
-    return {
-        "job_id": job["id"],
-        "name": job["name"],
-        "status": job["status"],
-        **{name: job.get(name) for name in figures},
-        "stages": [_stage_row(stage, job["id"]) for stage in job["stages"]],
-        "drafter": drafter,
-        "reason": job.get("reason"),
-        "seconds": round(seconds, 1),
-    }
-
-
-def _stage_row(stage: dict[str, Any], job_id: str) -> dict[str, Any]:
-    return {
-        "name": stage["name"],
-        "seconds": stage.get("seconds") or 0.0,
-        "reused": bool(stage.get("reused")),
-        "reused_units": stage.get("reused_units") or 0,
-        "from_earlier_jobs": from_earlier_jobs(stage, job_id),
-    }
-
-
 def _tell_reuse(job: dict[str, Any]) -> None:
     reused = [s["name"] for s in job["stages"] if s.get("reused") and from_earlier_jobs(s, job["id"])]
     if reused:
-        _say(f"reused from earlier jobs, not run again: {', '.join(reused)}")
-
-
-def _say(text: str) -> None:
-    aside().print(escape(plain(text)))
+        remark(f"reused from earlier jobs, not run again: {', '.join(reused)}")

@@ -78,6 +78,11 @@ def aside() -> Console:
     return Terminal(sys.stderr)
 
 
+def remark(text: str) -> None:
+    """Tell people one thing beside the result. `text` may hold anything."""
+    aside().print(escape(plain(text)))
+
+
 def plain(value: Any) -> Any:
     """`value` with every string in it made harmless for a terminal."""
     if isinstance(value, str):

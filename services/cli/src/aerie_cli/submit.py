@@ -10,7 +10,7 @@ from rich.markup import escape
 from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url
 from aerie_cli.exits import status_of_job
 from aerie_cli.jobfile import Changes, JobFile, read_job
-from aerie_cli.output import Json, aside, command, document, people, plain
+from aerie_cli.output import Json, command, document, people, plain, remark
 from aerie_cli.report import show_job
 from aerie_cli.watch import follow_or_leave
 
@@ -28,7 +28,7 @@ def submit(
     with Api.found(url, folder) as api:
         posted = api.post("/jobs", job, {"Idempotency-Key": idempotency_key} if idempotency_key else None)
         if watch:
-            aside().print(f"posted {posted['id']} as {escape(plain(posted['name']))}")
+            remark(f"posted {posted['id']} as {posted['name']}")
         finished = follow_or_leave(api, posted["id"]) if watch else None
     if finished is None:
         if as_json:
