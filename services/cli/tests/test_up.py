@@ -78,7 +78,7 @@ def children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_killed_api_comes_back_on_its_port_and_a_killed_worker_under_its_name(up):
     house = up("--workers", "1")
-    url = house.hear(r"API at (http://127\.0\.0\.1:\d+), 1 workers").group(1)
+    url = house.hear(r"API at (http://127\.0\.0\.1:\d+), 1 worker with").group(1)
 
     os.kill(house.api_pid(), signal.SIGKILL)
     house.hear("api ended with signal SIGKILL, starting it again")

@@ -1,9 +1,9 @@
 """The embedded house: one API and some workers in one folder, kept alive until it is told to stop.
 
-Whatever dies is started again, with a pause that doubles while it keeps dying at once. Only where the API says itself,
-before it ever answered, why it cannot start (a port in use, a wrong setting), that ends the house: it would say so again.
-The API keeps its port and each worker its name, so that clients find it again and a restarted worker frees the leases of
-its former self. Everything is tied to this process: if it is killed, the kernel ends the rest.
+A process that dies is started again, after a pause that doubles while it keeps dying at once. One case ends the house instead:
+an API that never answered and reports itself why it cannot start (a port in use, a wrong setting), since it would fail again
+in the same way. The API keeps its port and each worker its name, so that clients find the API again and a restarted worker
+frees the leases of the process before it. Every process is tied to this one: if it is killed, the kernel ends the others.
 
     DIR/run      server.json, worker.token, up.lock      DIR/data     the database
     DIR/objects  the object store                        DIR/logs     one log for each process
@@ -220,8 +220,9 @@ class House:
         for number in range(1, self._workers + 1):
             name = f"worker-{number}"
             self._add(name, lambda name=name: worker_command(url, name))
-        each = f" with {self._threads} threads each" if self._workers else ""
-        self._say(f"API at {url}, {self._workers} workers{each}, folder {self.folder}")
+        crew = f"{self._workers} worker{'s' * (self._workers != 1)}"
+        each = f" with {self._threads} thread{'s' * (self._threads != 1)} each" if self._workers else ""
+        self._say(f"API at {url}, {crew}{each}, folder {self.folder}")
 
     def _ended(self, part: Part, why: AerieError | None) -> None:
         lived = time.monotonic() - part.started_at
