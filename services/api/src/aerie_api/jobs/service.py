@@ -148,7 +148,7 @@ class JobService:
         now = self._clock()
         with self._db.write() as session:
             self._check_name(session, spec.name, None)
-            self._check_room(session)
+            self._check_quota(session)
             job = JobRow(
                 id=f"job_{secrets.token_hex(12)}", tenant=self._tenant, name=spec.name, rank=-spec.priority, status=JobStatus.QUEUED,
                 spec=spec.model_dump(mode="json"), sources=dict(looked.sources), warnings=list(looked.warnings), created_at=now,
@@ -269,7 +269,7 @@ class JobService:
                     f"job {job.id} is {job.status}", remedy="only failed and cancelled jobs can be retried"
                 )
             self._check_name(session, job.name, job.id)
-            self._check_room(session)
+            self._check_quota(session)
             self._audit(session, "retry", job)
             move(job, JobStatus.QUEUED)
             job.reason = job.finished_at = None
@@ -305,7 +305,7 @@ class JobService:
                 f"job {drafter.job_id} made a drafter called {name!r}", remedy="choose another name", pointer="/name"
             )
 
-    def _check_room(self, session: Session) -> None:
+    def _check_quota(self, session: Session) -> None:
         """Raise QuotaReached if the tenant has as many living jobs as it may."""
         limit = TenantRepository(session).get(self._tenant).max_living_jobs
         if limit is None:
