@@ -1,7 +1,7 @@
-"""`aerie inspect job`: everything the API knows of a job, on one page, and what its drafter is trained on, in words.
+"""`aerie inspect job`: everything the API knows of a job, on one page, and decoded samples of what its drafter is trained on.
 
-The words come from the job's hidden states, where their store is a folder that this command can read: in the house's own
-`objects`. They are read as `aerie inspect shard` reads them, so a wrong mask or a wrong template shows here already.
+The samples come from the job's hidden states, if their store is a folder that this command can read (`objects` of the embedded
+house). They are decoded as `aerie inspect shard` does it, so a wrong mask or a wrong template shows here already.
 """
 
 from __future__ import annotations
@@ -45,15 +45,7 @@ def job(
         return 0
     console = people()
     show_job(shown)
-    table = Table(title="attempts", title_justify="left", box=None, pad_edge=False)
-    for name in ("stage", "unit", "attempt", "worker", "outcome", "time", ""):
-        table.add_column(name)
-    for a in plain(attempts):
-        took = duration(a["ended_at"] - a["started_at"]) if a["ended_at"] else ""
-        why = (a.get("problem") or {}).get("detail", "")
-        outcome = coloured(a["outcome"] or "running")
-        table.add_row(a["stage"], str(a["unit"]), str(a["attempt"]), escape(a["worker"]), outcome, took, escape(why))
-    console.print(table)
+    console.print(_attempts_table(attempts))
     for event in plain(events):
         style = "yellow" if event["level"] != "info" else ""
         console.print(Text(f"{clock(event['created_at'])} {event['message']}", style=style))
@@ -66,6 +58,19 @@ def job(
     console.print(Text("as posted, with every default", style="bold"))
     console.print_json(data=plain(shown["spec"]))
     return 0
+
+
+def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
+    """One row an attempt."""
+    table = Table(title="attempts", title_justify="left", box=None, pad_edge=False)
+    for name in ("stage", "unit", "attempt", "worker", "outcome", "time", ""):
+        table.add_column(name)
+    for a in plain(attempts):
+        took = duration(a["ended_at"] - a["started_at"]) if a["ended_at"] else ""
+        why = (a.get("problem") or {}).get("detail", "")
+        outcome = coloured(a["outcome"] or "running")
+        table.add_row(a["stage"], str(a["unit"]), str(a["attempt"]), escape(a["worker"]), outcome, took, escape(why))
+    return table
 
 
 def in_words(
