@@ -13,14 +13,18 @@ from eagle3_core.jobs.spec import JobSpec
 
 HEAD = """# A job, field by field
 
-This page is made from the job model (`python -m eagle3_core.jobs.docs`). A job is one JSON (or YAML) document; fields
-that are not listed here are refused. What this version cannot do has no field: engines other than transformers and SGLang,
-several machines for one verifier or one training, data or expert parallelism and free arguments of the engine, quantized
-verifiers and such with code of their own, datasets of token ids, training data or states from buckets or hubs and so
-credentials for them, states that someone else captured, states stored other than raw, training on states that are never
-stored, optimizers other than AdamW and Muon, kinds and replicas of GPUs and queues of a job's own, going on from another
-drafter, a comparison with the drafter in service, evaluation during training, trackers, retention of one job's states.
-`POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
+This page is made from the job model (`python -m eagle3_core.jobs.docs`). A job is one JSON (or YAML) document; a field that
+is not listed here is refused. `POST /jobs:plan` or `aerie plan FILE` says what a job would do before it runs.
+
+What this version cannot do has no field:
+
+- verifier: engines other than transformers and SGLang, several machines, data or expert parallelism, free arguments of the
+  engine, quantized models, models that need code of their own;
+- data and states: datasets of token ids, data or states in buckets or hubs (and so credentials for them), states that somebody
+  else captured, codecs other than raw, training on states that are never stored;
+- training: several machines, optimizers other than AdamW and Muon, going on from another drafter, trackers;
+- evaluation: during training, or against the drafter that is now in service;
+- resources: kinds and replicas of GPUs, queues of a job's own, retention of one job's states.
 """
 
 
