@@ -1,4 +1,7 @@
-"""Which addresses are this machine's own, or no server's: what decides where a token may go in clear text and who needs a key."""
+"""Which addresses belong to this machine or to no server at all.
+
+It decides where a token may be sent in clear text, and which callers need a key.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Work on what strangers bring, in a process of its own whose memory and time are bounded.
+"""Runs work on untrusted input in a process of its own, with bounded memory and time.
 
 A checkpoint's chat template is a program, its tokenizer brings regular expressions, and both reach C and Rust code that no
-signal interrupts. Whatever such a process does, the one that asked it gets an answer, or hears within the limits that
-there is none; then the process is gone, and the next question starts a new one. It stays up between questions, since its
-imports cost more than most answers.
+signal interrupts. Whatever such a process does, the caller gets an answer, or within the limits an error that there is none;
+then the process is gone, and the next request starts a new one. Otherwise it stays up between requests, since its imports
+cost more than most answers.
 
     with Confined("eagle3_core.jobs.preflight:confined", Limits(cpu_s=30, wall_s=50, memory_bytes=4 << 30)) as process:
         answer = process.ask({"spec": ...})
 
-A service is a function of the request (JSON) and of `say`, which notes what is looked at now; it returns JSON. AerieErrors
-that it raises are raised here. Messages are JSON behind their length (4 bytes, little-endian) on a socket pair.
+A service is a function of the request (JSON) and of `say`, which notes what is being looked at; it returns JSON. AerieErrors
+that it raises are raised in the caller. On the socket pair a message is its length (4 bytes, little-endian) and its JSON.
 """
 
 from __future__ import annotations

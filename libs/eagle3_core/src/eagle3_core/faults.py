@@ -1,7 +1,7 @@
-"""What is wrong with a document, in the words of whoever wrote it and not of the library that noticed.
+"""What is wrong with a document, in words for the person who wrote it.
 
-A pointer says where a fault is, so no sentence repeats it. A name that no field has is most often a slip of the pen: the
-field that was meant is named where one is near.
+A pointer says where a fault is, so the sentence does not repeat it. An unknown field is most often a typing error, so the
+sentence names the known field that is nearest, where one is near.
 """
 
 from __future__ import annotations

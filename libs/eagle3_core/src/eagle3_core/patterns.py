@@ -1,6 +1,6 @@
-"""What names and addresses in a document may look like, each as a regular expression and in words.
+"""What names and addresses in a document may look like: each as a regular expression, and in words.
 
-The expression goes into schemas, for programs; a person whose name was refused is told the words (`faults.sentence`).
+The expression goes into schemas, for programs. A person whose name was refused reads the words (`faults.sentence`).
 """
 
 from __future__ import annotations

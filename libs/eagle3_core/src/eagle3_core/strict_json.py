@@ -1,8 +1,8 @@
-"""JSON that strangers wrote, read strictly: what this accepts, every other reader accepts and means the same by.
+"""Reads JSON of unknown origin strictly: what this accepts, every other reader accepts too and understands in the same way.
 
-Python's reader takes more than JSON: NaN, infinities (also as 1e999), half surrogate pairs, the last of several equal
-names. Each of them breaks somebody later: a digest, a database, a terminal, a program that reads our own output. And what
-it nests deeply it can read but not write again. All of it is refused here, where the file is still known.
+Python's reader takes more than JSON: NaN, infinities (also as 1e999), half surrogate pairs, the last of several equal names;
+and it reads nesting so deep that it cannot be written again. Each of these breaks something later: a digest, a database, a
+terminal, a program that reads our own output. All of it is refused here, where it is still known which file it came from.
 """
 
 from __future__ import annotations

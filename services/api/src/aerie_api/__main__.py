@@ -1,8 +1,8 @@
-"""`python -m aerie_api`: the API, configured by `AERIE_*`; with `backup URL` or `restore URL`, its database and store saved.
+"""Runs the API: `python -m aerie_api`, configured by `AERIE_*`. `backup URL` and `restore URL` save and restore its data.
 
-Exit status 2 when it cannot start and starting it again would not help: the reason is said on stderr in words, and on
-stdout, which it uses for nothing else, as a problem document for whoever supervises it. A backup or a restoration prints
-what it did as one JSON document; exit status 1 says that something of it is damaged or lost.
+Exit status 2 means that starting it again would fail again. The reason is then printed in words on stderr, and as a problem
+document on stdout (which is used for nothing else) for a supervisor that reads it. A backup or a restoration prints what it
+did as one JSON document; its exit status 1 means that something in it is damaged or lost.
 """
 
 from __future__ import annotations

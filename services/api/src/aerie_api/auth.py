@@ -1,9 +1,9 @@
-"""Who asks, and what they may do.
+"""Who sends a request, and what they may do.
 
-A request carries an API key, `aerie_<id>_<secret>`, as its bearer token. The key says the tenant, and the tenant is in
-every query: what belongs to another one is not forbidden but not there (404). Without keys only the embedded house is
-served, on the loopback address: whoever reaches it is this machine's user. Routes name the scope that they need; a
-route that names none answers nobody.
+A request carries an API key, `aerie_<id>_<secret>`, as its bearer token. The key belongs to a tenant, and every query is
+limited to that tenant, so another tenant's objects answer 404 and not 403. Without keys only the embedded house is served,
+on the loopback address: whoever can reach that is a user of this machine. Each route names the scope that it needs; a route
+that names none refuses everybody.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Database and store, saved together and brought back together: `python -m aerie_api backup` and `restore`.
+"""Database and store, saved together and restored together: `python -m aerie_api backup` and `restore`.
 
-What makes the two fit is their order. Saving takes the database first and the objects after: whatever the picture of the
-database names was there before it, and objects are never changed. Restoring puts the objects first and the database after:
-once the database is there, so is what it names. What the store has beyond that is garbage, and is collected in time.
+The order makes the two fit. A backup saves the database first and the objects after: every object that the saved database
+refers to existed already, and objects never change. A restoration brings the objects back first and the database last, so
+everything that the database refers to is there before it. Objects that no row refers to are garbage and are collected later.
 
     backups/TIME-NONCE/database      the database, as its own programs write it
-    backups/TIME-NONCE/backup.json   what it is; written last, so that half a backup is none
+    backups/TIME-NONCE/backup.json   what it is; written last, so that an unfinished backup is not taken for one
     objects/KEY                      objects, shared by all backups at one place: only new ones are copied
 """
 

@@ -1,7 +1,8 @@
-"""The API as the command sees it: where it is, one call, typed errors.
+"""The API as the command sees it: its address, one call, typed errors.
 
-Whatever answers at an address, a command ends in words: an address that is none is refused before anything is sent, and
-what is not Aerie's answer is called that. Documents are believed once they say what they are (`object`).
+Whatever answers at an address, the command ends with a message and not a traceback: a malformed address is refused before
+anything is sent, and an answer that is not Aerie's is reported as such. A document is accepted only if its field `object`
+says that it is of the expected kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`aerie download`: a finished drafter's files on this machine, each held against its digest."""
+"""`aerie download`: a finished drafter's files on this machine, each verified by its digest."""
 
 from __future__ import annotations
 

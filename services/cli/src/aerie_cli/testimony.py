@@ -1,4 +1,4 @@
-"""What the processes of a house say of themselves: where the API listens, how one ended and why, what its log ends with."""
+"""What the processes of a house report about themselves: where the API listens, how one ended and why, the end of its log."""
 
 from __future__ import annotations
 

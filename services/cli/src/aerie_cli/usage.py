@@ -1,4 +1,4 @@
-"""The group of all commands: a command line that is not understood is told like every other error, as JSON if asked."""
+"""The group of all commands. It reports a command line that is not understood like every other error: as JSON if asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The conversations that prompts were made of, beside their tokens: for servers that take nothing else.
+"""The conversations that prompts were made of, stored beside the tokens for servers that accept only messages.
 
-JSON lines `["id", [message, ...]]`, in the order of the token set. The set's ids are in them, so that no prompt can be
+JSON lines `["id", [message, ...]]`, in the order of the token set. Each carries the sample's id, so that no prompt can be
 answered in another one's place.
 """
 

@@ -1,11 +1,11 @@
 """Which prompts of two data sets are the same question, whatever their spelling.
 
-An acceptance length on prompts that were trained on says nothing, and files that share prompts rarely share their bytes:
-another order, another id, a space. So a prompt is known by a hash of its turns up to case, width of letters and spacing;
-the system turn is left out, since another instruction makes no other question.
+An acceptance length on prompts that were trained on says nothing, and files that share prompts rarely share their bytes: order,
+ids and spaces differ. So a prompt is identified by a hash of its turns that ignores case, width of letters and spacing. The
+system turn is left out, because another instruction does not make another question.
 
-What the verifier reads is tokens, though, and a chat template can make the same ones of different words (one that drops or
-cuts turns). So a prompt is known by its tokens too, where they are made.
+The verifier reads tokens, though, and a chat template can make the same tokens of different words (one that drops or cuts
+turns). So where a prompt's tokens are known, it is identified by them as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server said, before anybody else sees it: without the key that it was shown, of a known kind, and no longer than is of use.
+"""Cleans what a server said before any other module sees it: the key is removed, the kind is checked, the length is cut.
 
-A server is somebody else's program: it may repeat the key, answer what is no answer, or say more than anyone can store. All
-that comes from it passes here first, and the key goes before anything is cut, since half of one is still a secret.
+A server is somebody else's program: it may repeat the key, send something that is no answer, or send more than anyone can
+store. The key is removed before anything is cut, since half a key is still a secret.
 """
 
 from __future__ import annotations

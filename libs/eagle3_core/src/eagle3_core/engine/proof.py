@@ -1,9 +1,9 @@
-"""Whether a server that somebody else runs serves the job's verifier: asked before the first prompt, and after the last.
+"""Whether a server that somebody else runs serves the job's verifier: checked before the first prompt and after the last.
 
-Answers of another model would be believed otherwise: it speaks the same language and says plausible things. What a server says
-of itself is compared as far as it goes (names, architecture, precision, whether its weights are real), and its
-tokenizer is tried on a text that tells tokenizers apart. Every refusal names both sides. What no server can show are
-its weights; the states that `extract` captures are asked for the answers' tokens (`verifier.recheck`).
+Without the check the answers of another model would be taken: it speaks the same protocol and its answers look plausible. What
+a server says of itself is compared as far as it goes (names, architecture, precision, whether its weights are real), and its
+tokenizer is tried on a text that tells tokenizers apart. Every refusal names both sides. No server can show its weights; for
+those, `extract` checks that the captured states predict the answers' tokens (`verifier.recheck`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server's answer means that is none: it is too busy, wants another key, points elsewhere, or refuses the request.
+"""Which error a server's refusal is: it is too busy, wants another key, redirects, or rejects the request.
 
-Every one names the server and says what it said, since nobody here can see its log. What kind of error it is, and whether to
-try again, is decided here: a server's own word counts for the failures of our capture plug-in, and for nothing else.
+Every error names the server and quotes it, since nobody here can see its log. Its kind, and whether to try again, is decided
+here. Only for failures of our own capture plug-in the server's word is taken for both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Failures that more than one process of the house speaks of: one type a code, whoever raises it.
+"""Errors that more than one program raises or reads: one type for each code.
 
-A worker reads in the API's answer what the API raised, and a command what either did; were each to define it anew, the
-same code could come to mean two things. What only one process raises is defined there.
+A worker reads in the API's answer what the API raised, and a command reads what either raised. If each defined such an error
+anew, one code could come to mean two things. Errors that only one program raises are defined in that program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether the store has room for a job's hidden states, said before they are computed.
+"""Whether the store has room for a job's hidden states, known before they are computed.
 
-Where the answers are the data's own, the bytes are known. Where the verifier will write them, nobody knows how long they
-become: every answer has one token at least and at most what the job allows. A job is refused only when not even the least
-fits; when the most does not fit, a warning says up to which mean length of the answers it does.
+If the data brings its own answers, the size is known. If the verifier will write them, it depends on their length, which lies
+between one token and what the job allows. A job is refused only if not even the shortest answers fit; if the longest may not
+fit, a warning says up to which mean length they do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Copies what one store has and another lacks: the half of a backup, and of a restoration, that is objects.
+"""Copies the objects that one store has and another lacks: the objects' part of a backup and of a restoration.
 
-Keys are never written twice, so a key that is there with the right size is the same object, and copying again costs a list.
-Both lists come in key order and are walked side by side, so memory does not grow with the store. What an attempt wrote
-carries 16 digits of its digest in its key: it is held against them on the way, and a damaged object is told, not copied.
+A key is never written twice, so a key that is present with the right size is the same object, and repeating a copy costs one
+listing. Both listings come in key order and are walked side by side, so memory does not grow with the store. The key of an
+attempt's object contains 16 digits of its digest; the bytes are checked against them on the way, and a damaged object is
+reported and not copied.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A store to which this process has no key: every request is signed for it elsewhere, one at a time, if it may send it.
+"""A store to which this process has no key: each of its requests is signed elsewhere, if it may make it.
 
-It asks by `ask` (over the worker's socket, in the end the API) and then speaks to the store itself, so hidden states pass
-through nobody's hands. What it may touch is decided there, by the attempt that it runs: the objects of its inputs, and what
-is its own. Everything else that a store of the house does holds here too: ranges, bounded memory, retries with jitter,
-answers that are checked against what was asked, the digest beside a small object.
+`ask` gets a request signed (over the worker's socket, by the API), and this process then sends it to the store itself, so
+hidden states do not pass through worker or API. The API decides what may be touched, by the attempt that this process runs:
+the objects of its inputs, to read, and its own. Otherwise it behaves as every store here does: ranges, bounded memory, retries
+with jitter, answers that are checked against what was asked, the digest of a small object in its metadata.
 
-A URL to read is asked for once and used until half its time is over, or until the store takes it no more.
+A signed URL for reading is used for half of its lifetime, or until the store refuses it; then a new one is asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every store must do, tried once at start-up: better a refusal with a reason now than a job that dies at midnight.
+"""What every store must do, tried once at start-up, so that a store that cannot do it is refused now and not during a job.
 
 put, read back whole and in part, list at once what was written, delete, and find it gone
 """

@@ -1,8 +1,8 @@
-"""Tries again what may be tried again: the same request to the same key, after a pause that grows and is drawn by lot.
+"""Sends a request to the store again after a failure that may pass, with random, growing pauses.
 
-Full jitter (a pause drawn between nothing and the ceiling) because a fleet that met one 503 together must not meet the
-next one together. Whether a failure may pass by itself is said by whoever knows the store's words (`Verdict`); what it
-calls final is raised at once, and so is the last of too many.
+Full jitter (a pause drawn between zero and the ceiling), because a fleet that met one 503 together must not meet the next one
+together. The adapter, which knows the store's errors, says whether a failure may pass (`Verdict`). A failure that may not is
+raised at once, and so is the last one when the tries are used up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What went wrong with the store, in the house's words, and whether it may pass.
+"""Turns every failure of an S3 store into one of our errors, and says whether it may pass.
 
-Both clients and the transport under them have their own exceptions, and servers spell the same thing differently (an XML
-body, none, or one under another media type). All of it becomes one code and one status here, and those become an error
-that names the object and the remedy. Texts of the server are quoted, headers are not: they carry signatures.
+Both clients and the transport under them have their own exceptions, and servers report the same thing differently (an XML
+body, none, or one under another media type). Here each becomes a code and a status, and then an error that names the object and
+the remedy. Texts of the server are quoted; headers are not, since they carry signatures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who writes the answers of one unit: the engine that this process keeps, or the server that the job names.
+"""Chooses who writes the answers of one unit: this process's own engine, or the server that the job names.
 
-A server is proved anew for every unit, since whoever runs it may put another model behind its address. The verifier's own
-tokenizer, which says what a server's tokens and texts should be, runs confined as it does in prepare.
+A server is checked again for every unit, since its owner may start another model at the same address. The verifier's own
+tokenizer, with which a server's tokens and texts are checked, runs in a confined process, as in prepare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who gives the states of one unit: the engine that this process keeps, or the server that the job names."""
+"""Chooses who gives the states of one unit: this process's own engine, or the server that the job names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafter that train committed, as evaluate measures it and package hands it out: the same one, or an error."""
+"""Loads the drafter that train committed, for evaluate and package, and refuses any other."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What processes say of themselves: log lines, metrics, traces. Free of torch, and of any service."""
+"""What processes report about themselves: log lines, metrics, traces. Free of torch, and of any service."""

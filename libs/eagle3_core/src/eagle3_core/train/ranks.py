@@ -1,8 +1,8 @@
-"""The processes that train together: who am I, and what do we agree on.
+"""The processes that train together: their number, this one's rank, and the decisions that all must share.
 
-Everything that decides the course of a run (sums, stops, checkpoints) goes through here, so that all ranks always take
-the same turn; a rank that left the others alone would hang them in their next collective. One process alone is a
-group of one, and talks to nobody.
+Everything that decides the course of a run (sums, stops, checkpoints) goes through here, so that all ranks always decide
+alike: if one rank left, the others would hang in their next collective. A single process is a group of one and communicates
+with nobody.
 """
 
 from __future__ import annotations

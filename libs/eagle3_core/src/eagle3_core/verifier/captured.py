@@ -1,10 +1,8 @@
-"""States that another process captured, as they come: each held against its receipt and what was asked before it counts.
+"""States that another process captured: each is checked against its receipt and the request before it is used.
 
-The receipt says what an object holds, the object is read from the sink, and only one that is whole, unchanged and made of the
-very tokens that were asked is taken, and then removed. Results come in the order in which they were asked for, whatever
-order the engine finds best, so the same samples make the same shards.
-
-Shapes: T tokens of a sequence, H hidden size.
+The receipt says what an object in the sink holds. The object is read; it is used only if it is whole, unchanged and of exactly
+the tokens that were asked, and is then removed from the sink. Results come in the order of the requests, whatever order the
+engine prefers, so the same samples make the same shards.
 """
 
 from __future__ import annotations

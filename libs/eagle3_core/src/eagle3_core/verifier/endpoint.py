@@ -1,9 +1,9 @@
 """The verifier as somebody else serves it: answers from a running server, with the token ids that it sampled.
 
-Before the first prompt the server is proved to be the job's verifier (`engine.proof`), and one short answer shows what it can
-say: its token ids, and the prompt that it made. Each answer's ids are used as they came. From a server that says none,
-text is taken only where the job allows it, and only where it stands the trip: its tokens give the same text again and
-are as many as the server counted. What does not is left out and counted, and too much of it ends the unit.
+Before the first prompt it is checked that the server is the job's verifier (`engine.proof`), and one short answer shows whether
+it reports its token ids and its prompt. The ids of each answer are used as they came. If a server reports none, its text is
+used only where the job allows it, and only if the text's tokens give the same text again and are as many as the server
+counted. Other answers are left out and counted; too many of them end the unit.
 """
 
 from __future__ import annotations

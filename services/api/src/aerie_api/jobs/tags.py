@@ -1,4 +1,4 @@
-"""Entity tags: what a reader knows, in sixteen digits (RFC 9110, 8.8.3 and 13.1)."""
+"""Entity tags: a version of a document in sixteen digits, by which a client knows it again (RFC 9110, 8.8.3 and 13.1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long a stage ran: the time in which an attempt at one of its units was under way.
 
-From its first claim to its end is another thing: between the two a job may be cancelled and taken up again a day later, be
-paused, or wait for workers that serve somebody else. Estimates, bills and comparisons ask how long the work took.
+That is less than the time from its first claim to its end: in between, the job may have been cancelled and retried a day
+later, been paused, or waited for workers that served another job. Estimates and comparisons need the time that the work took.
 """
 
 from __future__ import annotations

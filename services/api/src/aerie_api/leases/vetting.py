@@ -1,8 +1,9 @@
-"""What a worker says is checked before it counts.
+"""Checks what a worker reports before it is written to the database.
 
-A commit names objects: they are read (the manifest) and looked up (its files) before any row is written, so the
-database never points at nothing. It names keys: they must be the unit's own, or, for what it made on its way for
-another stage, the key that the planner will look for; else the cache would serve the wrong thing, or never serve it.
+A commit names objects. Its manifest is read and the files in it are looked up before any row is written, so the database
+never refers to an object that does not exist. A commit also names keys: each must be the unit's own key or, for output that
+it made for another stage on the way, the key that the planner will look for. Otherwise the cache would serve wrong results,
+or never serve these.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Which workers get no more work because they fail unit after unit.
 
-A node with a broken GPU fails everything within seconds, and so is always free for the next unit: left alone it eats
-every job's attempts. Three failures in a row, of three units, with nothing committed between, set a worker aside. A job
-may be what is broken, so it must also be more than that job's word: the failures are of two jobs at least, or another
-worker has since done units of that very stage. A failure that nobody can mend by trying again (bad data, say) and the
-death of a process that was killed from outside say nothing about the worker, nor does the failure of something that every
-worker would have met: the server that a job names (a tenant could set a healthy fleet aside with a dead one), the object store,
-the API (`blames`).
+A node with a broken GPU fails every unit within seconds and is then free for the next one, so it would use up the attempts of
+every job. Three failures in a row, of three different units, with no commit in between, set a worker aside. Because the cause
+may be the job, one job's failures are not enough: they must come from at least two jobs, or another worker must have done
+units of that very stage since.
 
-A person readmits it (`POST /workers/{id}/readmit`), after a look at its log.
+Some failures say nothing about the worker and are not counted (`blames`): those that no other attempt could mend (bad data,
+say), the death of a process that was killed from outside, and the failure of something that every worker would have met: the
+object store, the API, a server that the job names (with a dead one a tenant could set healthy workers aside).
+
+A person readmits the worker (`POST /workers/{id}/readmit`) after a look at its log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A full store pauses jobs and fails none; they go on by themselves once there is room.
 
-Two things can be full: the store, of which a worker tells that met it (`leases.retries`), and a tenant's budget, which is
-seen here. Either way the job waits with the reason `store.full`, its units keep their attempts, and what was made
-stays made. There is room again when the tenant holds no more than its budget, the store says that enough is free, and a
-trial of a part's size is taken: a quota shows in no figure.
+Two things can be full: the store itself, reported by the worker that met it (`leases.retries`), and a tenant's budget, which
+is checked here. In both cases the job waits with the reason `store.full`, its units use up no attempt, and finished work is
+kept. There is room again when the tenant holds no more than its budget, the store reports enough free space, and a trial
+object of the size of an upload's part can be written, since a quota of the store shows in no number that it reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps the store in order: what expired is let go, what nobody holds is collected, and who is short of room is said.
+"""Keeps the store in order: expired states are released, unreferenced objects deleted, tenants that are short of room noted.
 
-One process at a time does it, of however many run; two at once would do no harm. Collecting is refused where the store
-carries another database's name: a new, empty database would take everything in it for garbage.
+Of several API processes one does it at a time; two at once would do no harm. Nothing is deleted where the store carries
+another database's name: a new, empty database would take everything in it for garbage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a file looks like that is not what was asked for: who names the wrong file is told which one it is, not how it fails.
+"""What kind of file or folder a person named by mistake, so that the message can say it.
 
-Only the beginning is read, and it is a guess: nothing but words depends on it.
+"This is a drafter's folder" helps more than the error of a reader that expected a shard. Only the beginning of a file is read,
+and the kind is a guess: it changes the message and nothing else.
 """
 
 from __future__ import annotations

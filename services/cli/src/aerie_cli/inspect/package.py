@@ -1,8 +1,8 @@
 """A folder that holds a drafter, and everything that can be wrong with it.
 
-A loader that does not know a tensor drops it without a word, and one that misses a tensor may draw it at random: such a
-drafter serves, with an acceptance length of 1. So every tensor is held against what the config promises, the packages of
-one drafter against each other, and both against the capture contract.
+A loader that does not know a tensor's name ignores the tensor, and one that misses a tensor may fill it at random: such a
+drafter serves without an error, with an acceptance length of 1. So every tensor is compared with what the config promises,
+the packages of one drafter with each other, and both with the capture contract.
 """
 
 from __future__ import annotations

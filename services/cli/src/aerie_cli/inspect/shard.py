@@ -1,8 +1,7 @@
-"""`aerie inspect shard`: what was captured, and what of it the drafter is trained on, in words.
+"""`aerie inspect shard`: what was captured, and which of its text the drafter is trained on.
 
-The decoded supervised spans are the one view in which a wrong mask or a wrong template shows at a glance. A shard is
-held against everything that says something about it: its own layout, by the rule that training reads it by, its manifest,
-and the capture contract.
+In the decoded supervised spans a wrong mask or a wrong template shows at a glance. The shard is also checked against its own
+layout (by the rule that training applies), its manifest, and the capture contract.
 """
 
 from __future__ import annotations
