@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preparing import context, refusal
 
 from eagle3_core.confined import Limits
 from eagle3_core.data.templates import Chat
 from eagle3_core.data.tokensets import TokenSet
 from eagle3_core.digests import digest_file
-from eagle3_core.errors import AerieError, InvalidRequest
+from eagle3_core.errors import InvalidRequest
 from eagle3_core.jobs.graph import Slice, unit_key
 from eagle3_core.jobs.preflight import preflight
 from eagle3_core.jobs.refusals import Preempted
@@ -24,25 +25,12 @@ from eagle3_core.testing import stage_context, tiny_conversations, tiny_job, tin
 from eagle3_core.verifier.identity import inspect
 
 
-def context(folder: Path, job: dict[str, Any], **more: Any) -> StageContext:
-    sources = preflight(parse_job(job), [folder]).sources
-    return stage_context(folder, "prepare", job, sources=sources, **more)
-
-
 def outcome(ctx: StageContext) -> tuple[dict[str, Any], TokenSet, TokenSet]:
     """Result, training samples and held-out prompts, as a later stage would read them."""
     commit = registry.run(ctx)
     manifest = read_manifest(ctx.store, commit.output.manifest)
     files = [TokenSet.load(ctx.fetch(manifest.file(f"{name}.safetensors"))) for name in ("train", "eval")]
     return commit.output.result, files[0], files[1]
-
-
-def refusal(ctx: StageContext) -> AerieError:
-    with pytest.raises(AerieError) as caught:
-        registry.run(ctx)
-    assert caught.value.remedy
-    assert not list(ctx.store.list(""))
-    return caught.value
 
 
 def decoded(folder: Path, tokens: TokenSet, index: int) -> str:

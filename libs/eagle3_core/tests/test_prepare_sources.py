@@ -1,29 +1,11 @@
 """Prepare reads what the job was posted with, or nothing: a source that changed since is refused by name."""
 
-from pathlib import Path
 from typing import Any
 
-import pytest
+from preparing import context, refusal
 
 from eagle3_core.data.corpus import training_samples
-from eagle3_core.errors import AerieError
-from eagle3_core.jobs.preflight import preflight
-from eagle3_core.jobs.spec import parse_job
-from eagle3_core.stages import registry
-from eagle3_core.stages.context import StageContext
-from eagle3_core.testing import stage_context, tiny_conversations, tiny_job, tiny_verifier, write_jsonl
-
-
-def context(folder: Path, job: dict[str, Any]) -> StageContext:
-    return stage_context(folder, "prepare", job, sources=preflight(parse_job(job), [folder]).sources)
-
-
-def refusal(ctx: StageContext) -> AerieError:
-    with pytest.raises(AerieError) as caught:
-        registry.run(ctx)
-    assert caught.value.remedy
-    assert not list(ctx.store.list(""))
-    return caught.value
+from eagle3_core.testing import tiny_conversations, tiny_job, tiny_verifier, write_jsonl
 
 
 def test_a_data_set_that_changed_since_the_job_was_posted_is_refused(tmp_path):
