@@ -155,31 +155,6 @@ def test_what_is_no_switch_is_refused_by_its_field(folder, value):
     assert (error.code, "tie_word_embeddings" in error.detail) == ("verifier.config", True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("attention_dropout", "x"), ("attention_dropout", True), ("sliding_window", "x"), ("pretraining_tp", []),
-        ("num_nextn_predict_layers", True), ("use_cache", "x"), ("attention_bias", 1), ("id2label", 5), ("text_config", []),
-        ("bos_token_id", [1, 2]),
-    ],
-)  # fmt: skip
-def test_a_field_that_the_library_would_stumble_over_is_refused_by_its_name(folder, field, value):
-    says(**{field: value})(folder)
-
-    error = refused(folder)
-
-    assert (error.code, field in error.detail) == ("verifier.config", True)
-
-
-@pytest.mark.parametrize("quantised", [{"quant_method": "fp8"}, {}, 5])
-def test_a_quantised_checkpoint_is_refused_while_nothing_runs_it(folder, quantised):
-    says(quantization_config=quantised)(folder)
-
-    error = refused(folder)
-
-    assert (error.code, "quantization_config" in error.detail) == ("verifier.unsupported", True)
-
-
 @pytest.mark.parametrize("value", [True, -1, 320, 10**30, 2.0, "2", [2, 320], [True], [[2]], {"id": 2}, [None]])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_an_end_that_is_no_token_is_refused_by_its_file(folder, file, value):

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from eagle3_core.verifier.folder import (
     UnsupportedVerifier,
-    VerifierConfig,
     VerifierMismatch,
     VerifierWeights,
     flag_in,
@@ -25,6 +24,8 @@ from eagle3_core.verifier.kinds import KNOWN_LAYER_TYPES, LLAMA_SHAPED, PLAIN_AT
 from eagle3_core.verifier.weights import Weights
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+PLAIN = frozenset({"BF16", "F16", "F32", "F64"})
+"""Element types of weights, as the safetensors format names them, that are the numbers the model computes with."""
 ONE_MODEL = "put config.json and all weight files of one and the same release of the model together"
 
 LLAMA_LAYER = frozenset({
@@ -45,42 +46,6 @@ WHOLE_LAYERS: dict[str, frozenset[str]] = {
 """What a layer of these types has besides a Llama layer's tensors; with the biases that are switched on, that is all."""
 BIAS_SWITCHES = {"attention_bias": ("llama", "qwen3"), "mlp_bias": ("llama",)}
 """The types that heed each switch."""
-
-
-NUMBERS = frozenset({
-    "attention_dropout", "first_k_dense_replace", "kv_lora_rank", "max_window_layers", "moe_intermediate_size", "n_group",
-    "n_routed_experts", "n_shared_experts", "num_experts", "num_experts_per_tok", "num_local_experts",
-    "num_nextn_predict_layers", "partial_rotary_factor", "pretraining_tp", "q_lora_rank", "qk_nope_head_dim",
-    "qk_rope_head_dim", "routed_scaling_factor", "router_aux_loss_coef", "sliding_window", "topk_group", "v_head_dim",
-})  # fmt: skip
-FLAGS = frozenset({"attention_bias", "mlp_bias", "norm_topk_prob", "use_cache", "use_sliding_window"})
-OBJECTS = frozenset({"id2label", "label2id", "language_config", "llm_config", "text_config"})
-"""Fields of many configs, by what they hold if anything: transformers stumbles over anything else when it loads the model."""
-
-
-def check_fields(config: Mapping[str, Any]) -> None:
-    """Raise VerifierConfig where a field of `config` holds what it cannot, UnsupportedVerifier for quantised checkpoints."""
-    for name, value in config.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        for names, fits, what in (
-            (NUMBERS, number, "a number"),
-            (FLAGS, isinstance(value, bool), "true or false"),
-            (OBJECTS, isinstance(value, dict), "an object"),
-        ):
-            if name in names and value is not None and not fits:
-                raise refusal(
-                    VerifierConfig,
-                    f"the verifier's config says {name}={value!r:.200}, {what} is needed",
-                    "repair config.json, or download it again",
-                )
-    if (quantised := config.get("quantization_config")) is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise refusal(
-            UnsupportedVerifier,
-            f"config.json says quantization_config with quant_method={method!r:.80}; the transformers backend runs "
-            "unquantised checkpoints",
-            "use the model's release in bfloat16 or float16",
-        )
 
 
 def is_tied(config: Mapping[str, Any], weights: Weights) -> bool:
@@ -119,6 +84,7 @@ def check_agreement(text: Mapping[str, Any], weights: Weights) -> None:
             VerifierWeights, f"the weights hold no {norm}, the final norm", "use a verifier with an RMS final norm"
         )
     _check_shape(weights, norm, (hidden,), f"hidden_size={hidden}")
+    _check_kept_as_numbers(weights, prefix)
     check_layer_types(text)
     (mark, layers), count = _layers(weights, prefix), size_in(dict(text), "num_hidden_layers")
     _check_count(text, layers, mark)
@@ -128,6 +94,18 @@ def check_agreement(text: Mapping[str, Any], weights: Weights) -> None:
         for name, shape, said in projections:
             if name in layers[layer]:
                 _check_shape(weights, f"{mark}{layer}.{name}", shape, said)
+
+
+def _check_kept_as_numbers(weights: Weights, prefix: str) -> None:
+    """Raise UnsupportedVerifier for weights that are no plain floating point: loaded without their scales they are noise."""
+    for name, place in weights.tensors.items():
+        if name.endswith(".weight") and (name.startswith(prefix) or name.endswith(HEAD)) and place.dtype not in PLAIN:
+            raise refusal(
+                UnsupportedVerifier,
+                f"{place.path.name} holds {name} as {place.dtype}, and config.json names no quantisation; read are "
+                f"{', '.join(sorted(PLAIN))}",
+                "use the model's release in bfloat16 or float16",
+            )
 
 
 def check_layer_types(text: Mapping[str, Any]) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.digests import digest_bytes, digest_file, digest_json
-from eagle3_core.verifier.agreement import check_agreement, check_fields, is_tied, layer_tensors
+from eagle3_core.verifier.agreement import check_agreement, is_tied, layer_tensors
+from eagle3_core.verifier.fields import check_fields
 from eagle3_core.verifier.folder import (
     UnsupportedVerifier,
     VerifierConfig,

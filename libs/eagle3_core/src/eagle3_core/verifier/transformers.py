@@ -8,7 +8,8 @@ Shapes: B rows, n tokens a row, T tokens of one sequence, H hidden size, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from eagle3_core.verifier.base import Captured, Decoding, Generated, Progressed,
 from eagle3_core.verifier.cache import Placement, SlotCache, placed
 from eagle3_core.verifier.contract import CaptureContract
 from eagle3_core.verifier.device import pick_device
-from eagle3_core.verifier.folder import UnsupportedVerifier, number_in
+from eagle3_core.verifier.folder import UnsupportedVerifier, VerifierConfig, VerifierFault, number_in, refusal
 from eagle3_core.verifier.generation import Pass, generate
 from eagle3_core.verifier.identity import Identity, inspect
 from eagle3_core.verifier.kinds import KNOWN_LAYER_TYPES
@@ -37,24 +38,22 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """The causal language model in `folder`. Raises UnsupportedVerifier when weights are missing or it is no such model."""
+    """The causal language model in `folder`.
+
+    Raises VerifierConfig when transformers takes no such config, UnsupportedVerifier when weights are missing or it is no such
+    model. What the folder says of sampling is not read: answers are greedy, and their ends come from the identity.
+    """
     transformers.utils.logging.disable_progress_bar()  # a worker's log is no terminal
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with _blaming(VerifierConfig, folder / "config.json", "repair that field, or download the file again"):
         config = AutoConfig.from_pretrained(folder, **options)
+    config.return_dict = True  # passes are read by the names of their parts
+    with _blaming(UnsupportedVerifier, folder, "point verifier.model at the folder of a Hugging Face language model"):
         kind: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
         model, report = kind.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, attn_implementation=NAME,
-            output_loading_info=True, **options,
+            output_loading_info=True, generation_config=transformers.GenerationConfig(), **options,
         )  # fmt: skip
-    except Exception as error:  # a config can make any part of the library stumble, and each stumbles in its own way
-        if isinstance(error, MemoryError) or "memory" in str(error):
-            raise
-        raise UnsupportedVerifier(
-            f"transformers {transformers.__version__} cannot load {folder}: {type(error).__name__}: {error}"[:1000],
-            remedy="point verifier.model at a Hugging Face folder with config.json and safetensors weights",
-            pointer="/verifier/model",
-        ) from error
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedVerifier(
             f"the weights in {folder} lack {len(missing)} tensors, first {missing[0]}",
@@ -68,6 +67,18 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             pointer="/verifier/model",
         )
     return model.eval().requires_grad_(False).to(device)
+
+
+@contextmanager
+def _blaming(fault: type[VerifierFault], what: Path, remedy: str) -> Generator[None]:
+    """Raise `fault` for whatever the library raises of `what`: any part of it may stumble, and each does in its own way."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+        raise refusal(fault, f"transformers {transformers.__version__} cannot load {what}: {said}", remedy) from error
 
 
 class TransformersVerifier:
