@@ -357,7 +357,7 @@ def test_a_data_set_that_vanishes_while_it_is_looked_at(folder, job, monkeypatch
 
 
 def test_what_is_tried_is_bounded_and_the_rest_left_to_prepare(folder, job, monkeypatch):
-    monkeypatch.setattr("eagle3_core.jobs.preflight.TRIED_CHARS", 100)
+    monkeypatch.setattr("eagle3_core.jobs.looks.TRIED_CHARS", 100)
     job["data"]["max_seq_len"] = 8
 
     assert preflight(parse_job(job), [folder]).sources

@@ -10,36 +10,31 @@ What it reads was brought by strangers, template and tokenizer included, so the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_core.confined import Say
 from eagle3_core.data.corpus import Source, few_prompts
-from eagle3_core.data.datasets import Tally, judge_beginning
 from eagle3_core.data.encoding import ChatEncoder
-from eagle3_core.data.overlap import last_prompt_key, prompt_keys
-from eagle3_core.data.rows import Conversation, DatasetMissing, fault
-from eagle3_core.data.samples import Dropped, HeldOutOverlap, Sampler
+from eagle3_core.data.rows import DatasetMissing, fault
+from eagle3_core.data.samples import HeldOutOverlap, Sampler
 from eagle3_core.data.sources import fingerprint, resolve, resolve_folder
 from eagle3_core.data.split import held_out
-from eagle3_core.data.templates import Chat, ChatTemplate, TemplateRefusal, load_tokenizer
+from eagle3_core.data.templates import Chat, ChatTemplate, load_tokenizer
 from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.errors import AerieError
+from eagle3_core.jobs.looks import TRY_CPU_S, Look, Renderings, look_at
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.train.memory import Demand, Rows, require_whole_samples
 from eagle3_core.verifier import identity
 from eagle3_core.verifier.agreement import LLAMA_LAYER
-from eagle3_core.verifier.folder import POINTER, VerifierTemplate, VerifierTokenizer, refusal
+from eagle3_core.verifier.folder import POINTER
 from eagle3_core.verifier.identity import Identity
 from eagle3_core.verifier.layers import resolve_layers, sglang_engine, to_engine
 
-TRIED_CHARS = 1 << 18
-"""Text that is made into tokens to see whether a data set makes a sample: a second or two of work. Longer conversations are
-not tried."""
-TRY_CPU_S, LOAD_CPU_S = 5.0, 12.0
-"""CPU time of compiling a template, and of making tokens of one conversation; of loading a tokenizer (a second for the
-largest in use)."""
+LOAD_CPU_S = 12.0
+"""CPU time of loading a tokenizer (a second for the largest in use)."""
 
 WIDE_HIDDEN, WIDE_LR = 7168, 5e-5
 """Hidden size from which on a lower learning rate is advised, and that rate (SpecForge issue 577)."""
@@ -77,95 +72,6 @@ class Preflight:
     """Most memory that training takes: of a GPU, or of the process where it trains on a CPU (`train.memory`)."""
 
 
-@dataclass
-class Renderings:
-    """Whether different conversations stay different once the verifier's template and tokenizer are through with them.
-
-    Where all become one prompt, held-out and training prompts are the same and nothing is learnt from either; no digest and
-    no comparison of texts would show it.
-    """
-
-    chat: Chat
-    asked: set[bytes] = field(default_factory=set[bytes])
-    """Keys of the conversations that were tried."""
-    texts: set[str] = field(default_factory=set[str])
-    """What the template made of them."""
-    tokens: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    """What the tokenizer made of that."""
-
-    @property
-    def differ(self) -> bool:
-        """Whether two different prompts were seen."""
-        return len(self.tokens) > 1
-
-    def take(self, conversation: Conversation, key: bytes) -> None:
-        """Try the prompt of one more conversation, unless the same was tried before."""
-        if key in self.asked:
-            return
-        last = max(i for i, message in enumerate(conversation.messages) if message["role"] == "user")
-        try:
-            text = self.chat.template.render(conversation.messages[: last + 1], generation_prompt=True)
-        except TemplateRefusal:
-            return
-        self.asked.add(key)
-        self.texts.add(text)
-        self.tokens.add(tuple(self.chat.encode(text)))
-
-    def check(self) -> None:
-        """Raise VerifierTemplate or VerifierTokenizer where several conversations were tried and gave one prompt."""
-        if self.differ or len(self.asked) < 2:
-            return
-        kind, who = (
-            (VerifierTemplate, "chat template") if len(self.texts) == 1 else (VerifierTokenizer, "tokenizer")
-        )  # fmt: skip
-        given = repr(min(self.texts)[:120]) if len(self.texts) == 1 else f"tokens {list(*self.tokens)[:16]}"
-        raise refusal(
-            kind,
-            f"the verifier's {who} gives one and the same prompt for {len(self.asked)} different conversations: {given}",
-            f"copy the {who} of the model's release again: this one leaves out what the user says",
-        )
-
-
-@dataclass
-class Look:
-    """What the beginnings of some data sets hold."""
-
-    sampler: Sampler
-    answered: bool
-    """Whether the answers are the data's own."""
-    renderings: Renderings
-    warnings: list[str] = field(default_factory=list[str])
-    keys: list[tuple[bytes, ...]] = field(default_factory=list[tuple[bytes, ...]])
-    """The prompts' keys of every usable conversation."""
-    whole: bool = True
-    """Whether all files were read to their ends."""
-    usable: bool = False
-    """Whether a sample was made."""
-    tried: int = 0
-    """Characters of conversations that were made into tokens without one, and of the one that was too long to try."""
-
-    def take(self, conversation: Conversation, source: Source, say: Say) -> None:
-        """Look at one more conversation of `source`."""
-        keys = tuple(prompt_keys(conversation)) if self.answered else (last_prompt_key(conversation),)
-        self.keys.append(keys)
-        if (self.usable and self.renderings.differ) or self.tried > TRIED_CHARS:
-            return
-        self.tried += sum(len(message["content"]) for message in conversation.messages)
-        if self.tried > TRIED_CHARS:
-            return
-        what = f"a conversation of {source.spec.uri} with the verifier's template and tokenizer"
-        say(what, POINTER, cpu_s=TRY_CPU_S)
-        if not self.renderings.differ:
-            self.renderings.take(conversation, keys[-1])
-        try:
-            if not self.usable:
-                _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
-                self.usable = True
-        except Dropped:
-            pass
-        say(source.spec.uri, source.pointer)
-
-
 def nothing(_what: str, _pointer: str | None, /, cpu_s: float | None = None) -> None:
     """Tell nobody."""
 
@@ -193,8 +99,8 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     encoder, renderings = ChatEncoder(chat), Renderings(chat)
     answered = not spec.data.regenerate.enabled
     limit, bad_rows_limit = verifier.longest(spec.data.max_seq_len), spec.data.bad_rows_limit
-    trains = _look(train, Look(Sampler(encoder, limit), answered, renderings), bad_rows_limit, "/datasets", say)
-    measures = _look(
+    trains = look_at(train, Look(Sampler(encoder, limit), answered, renderings), bad_rows_limit, "/datasets", say)
+    measures = look_at(
         prompts, Look(Sampler(encoder, limit), False, renderings), bad_rows_limit, "/evaluation/prompts", say
     )
     renderings.check()
@@ -210,27 +116,6 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
 
 def _source(dataset: DatasetSpec, pointer: str, file_roots: Sequence[Path]) -> Source:
     return Source(dataset, resolve(dataset.uri, file_roots, pointer=pointer), pointer)
-
-
-def _look(sources: Sequence[Source], look: Look, bad_rows_limit: float, pointer: str, say: Say) -> Look:
-    """Read the beginnings of `sources`, and make tokens of them until one line makes a sample.
-
-    Files that are longer than what is looked at get the benefit of the doubt; prepare reads them whole.
-    """
-    for source in sources:
-        say(source.spec.uri, source.pointer)
-        tally = Tally()
-        for conversation in source.usable(tally, answers_needed=look.answered, beginning=True):
-            look.take(conversation, source, say)
-        judge_beginning(source.path, tally, bad_rows_limit, pointer=source.pointer)
-        look.whole &= tally.whole
-        if tally.bad:
-            look.warnings.append(
-                f"{source.spec.uri}: {tally.bad} of the first {tally.lines} lines cannot be used and are left out"
-            )
-    if not look.usable and look.whole and look.tried <= TRIED_CHARS:
-        raise look.sampler.nothing_left(pointer)
-    return look
 
 
 def _shared(train: Look, prompts: Look) -> Iterator[str]:
