@@ -68,3 +68,25 @@ def test_what_a_running_server_gives_needs_no_sglang_on_the_worker(api, document
     queues = {stage["name"]: stage["queue"] for stage in planned["stages"]}
     assert (queues["generate"], queues["extract"]) == ("extract", "extract")
     assert (queues["canary"], queues["evaluate"]) == ("extract-sglang", "evaluate-sglang")
+
+
+def test_a_plan_names_every_kind_of_worker_that_is_missing(api, document):
+    api.worker("w1").claim(queues=["prep", "extract"])
+
+    planned = api.http.post("/jobs:plan", json=document("fox", verifier={"backend": "sglang"})).json()
+
+    missing = [warning for warning in planned["warnings"] if "no worker" in warning]
+    assert [warning.partition("; ")[0] for warning in missing] == [
+        "no worker with SGLang serves queue 'extract-sglang', which canary needs",
+        "no worker serves queue 'train', which train needs",
+        "no worker with SGLang serves queue 'evaluate-sglang', which evaluate needs",
+    ]
+    assert "make setup-sglang" in missing[0]
+
+
+def test_a_plan_that_every_stage_has_a_worker_for_warns_of_none(api, document):
+    api.worker("w1").claim(queues=WITH_SGLANG)
+
+    planned = api.http.post("/jobs:plan", json=document("fox", verifier={"backend": "sglang"})).json()
+
+    assert not [warning for warning in planned["warnings"] if "no worker" in warning]

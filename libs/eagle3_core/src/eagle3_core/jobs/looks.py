@@ -16,6 +16,7 @@ from eagle3_core.data.overlap import last_prompt_key, prompt_keys
 from eagle3_core.data.rows import Conversation
 from eagle3_core.data.samples import Dropped, Sampler
 from eagle3_core.data.templates import Chat, TemplateRefusal
+from eagle3_core.jobs.mistakes import Mistakes
 from eagle3_core.verifier.folder import POINTER, VerifierTemplate, VerifierTokenizer, refusal
 
 TRIED_CHARS = 1 << 18
@@ -74,19 +75,27 @@ class Renderings:
         )
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What conversations are tried with."""
+
+    sampler: Sampler
+    renderings: Renderings
+
+
 @dataclass
 class Look:
     """What the beginnings of some data sets hold."""
 
-    sampler: Sampler
     answered: bool
     """Whether the answers are the data's own."""
-    renderings: Renderings
+    trial: Trial | None
+    """None where the verifier cannot be used: then lines are only read."""
     warnings: list[str] = field(default_factory=list[str])
     keys: list[tuple[bytes, ...]] = field(default_factory=list[tuple[bytes, ...]])
     """The prompts' keys of every usable conversation."""
     whole: bool = True
-    """Whether all files were read to their ends."""
+    """Whether all files were read to their ends and can be used."""
     usable: bool = False
     """Whether a sample was made."""
     tried: int = 0
@@ -96,40 +105,49 @@ class Look:
         """Look at one more conversation of `source`."""
         keys = tuple(prompt_keys(conversation)) if self.answered else (last_prompt_key(conversation),)
         self.keys.append(keys)
-        if (self.usable and self.renderings.differ) or self.tried > TRIED_CHARS:
+        if self.trial is not None:
+            self._try(conversation, keys[-1], self.trial, source, say)
+
+    def _try(self, conversation: Conversation, key: bytes, trial: Trial, source: Source, say: Say) -> None:
+        if (self.usable and trial.renderings.differ) or self.tried > TRIED_CHARS:
             return
         self.tried += sum(len(message["content"]) for message in conversation.messages)
         if self.tried > TRIED_CHARS:
             return
         what = f"a conversation of {source.spec.uri} with the verifier's template and tokenizer"
         say(what, POINTER, cpu_s=TRY_CPU_S)
-        if not self.renderings.differ:
-            self.renderings.take(conversation, keys[-1])
+        if not trial.renderings.differ:
+            trial.renderings.take(conversation, key)
         try:
             if not self.usable:
-                _ = self.sampler.answered(conversation) if self.answered else self.sampler.prompt(conversation)
+                _ = trial.sampler.answered(conversation) if self.answered else trial.sampler.prompt(conversation)
                 self.usable = True
         except Dropped:
             pass
         say(source.spec.uri, source.pointer)
 
+    def check(self, pointer: str) -> None:
+        """Raise DataTooShort, DataAllMasked and the like where all was tried and made no sample."""
+        if self.trial is not None and not self.usable and self.whole and self.tried <= TRIED_CHARS:
+            raise self.trial.sampler.nothing_left(pointer)
 
-def look_at(sources: Sequence[Source], look: Look, bad_rows_limit: float, pointer: str, say: Say) -> Look:
-    """Read the beginnings of `sources`, and make tokens of them until one line makes a sample.
 
-    Files that are longer than what is looked at get the benefit of the doubt; prepare reads them whole.
+def look_at(sources: Sequence[Source], look: Look, bad_rows_limit: float, mistakes: Mistakes, say: Say) -> None:
+    """Read the beginnings of `sources` into `look`, and make tokens of them until one line makes a sample.
+
+    Files that are longer than what is looked at get the benefit of the doubt; prepare reads them whole. Files that cannot be
+    used are among the `mistakes`.
     """
     for source in sources:
-        say(source.spec.uri, source.pointer)
-        tally = Tally()
-        for conversation in source.usable(tally, answers_needed=look.answered, beginning=True):
-            look.take(conversation, source, say)
-        judge_beginning(source.path, tally, bad_rows_limit, pointer=source.pointer)
-        look.whole &= tally.whole
+        tally, judged = Tally(), False
+        with mistakes.noted():
+            say(source.spec.uri, source.pointer)
+            for conversation in source.usable(tally, answers_needed=look.answered, beginning=True):
+                look.take(conversation, source, say)
+            judge_beginning(source.path, tally, bad_rows_limit, pointer=source.pointer)
+            judged = True
+        look.whole &= judged and tally.whole
         if tally.bad:
             look.warnings.append(
                 f"{source.spec.uri}: {tally.bad} of the first {tally.lines} lines cannot be used and are left out"
             )
-    if not look.usable and look.whole and look.tried <= TRIED_CHARS:
-        raise look.sampler.nothing_left(pointer)
-    return look

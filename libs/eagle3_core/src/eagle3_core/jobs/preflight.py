@@ -24,7 +24,8 @@ from eagle3_core.data.templates import Chat, ChatTemplate, load_tokenizer
 from eagle3_core.drafter.config import drafter_config, read_text_config
 from eagle3_core.engine.config import SPARE_TOKENS
 from eagle3_core.errors import AerieError
-from eagle3_core.jobs.looks import TRY_CPU_S, Look, Renderings, look_at
+from eagle3_core.jobs.looks import TRY_CPU_S, Look, Renderings, Trial, look_at
+from eagle3_core.jobs.mistakes import Mistakes
 from eagle3_core.jobs.spec import DatasetSpec, JobSpec
 from eagle3_core.train.memory import Demand, Rows, require_whole_samples
 from eagle3_core.verifier import identity
@@ -81,41 +82,85 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
 
     Raises an AerieError with the pointer of the offending field: `verifier.*`, `drafter.verifier`, `vocab.size`,
     `training.init`, `source.*`, `dataset.*`, `data.*`, `evaluation.overlap`, `training.batch_tokens`, `training.memory`.
+    Where more than one is wrong, its `faults` list them all.
     """
+    mistakes, seen = Mistakes(), None
+    with mistakes.noted():
+        seen = _see_verifier(spec, file_roots, mistakes, say)
+    train = _sources(spec.datasets, "/datasets", file_roots, mistakes)
+    prompts = _sources(spec.evaluation.prompts, "/evaluation/prompts", file_roots, mistakes)
+    trains = Look(not spec.data.regenerate.enabled, seen and Trial(seen.sampler(), seen.renderings))
+    measures = Look(False, seen and Trial(seen.sampler(), seen.renderings))
+    for sources, look, pointer in ((train, trains, "/datasets"), (prompts, measures, "/evaluation/prompts")):
+        with mistakes.noted():
+            look_at(sources, look, spec.data.bad_rows_limit, mistakes, say)
+            look.check(pointer)
+    mistakes.check()
+    assert seen is not None, "what kept the verifier from being seen is a mistake"
+    seen.renderings.check()
+    digests = _fingerprints([*train, *prompts], say)
+    _check_same_files(spec, digests)
+    warnings = [*_warnings(spec, seen.verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
+    warnings += _little_left(spec.data.val_ratio, trains)
+    if measures.whole:
+        warnings += few_prompts(min(len(measures.keys), spec.evaluation.max_prompts or len(measures.keys)))
+    return Preflight(
+        {"verifier": seen.verifier.digest, **digests},
+        tuple(warnings),
+        seen.verifier,
+        seen.layers,
+        seen.train_peak_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The verifier, and what needs nothing else of the job's sources."""
+
+    verifier: Identity
+    layers: tuple[int, int, int]
+    train_peak_bytes: int
+    renderings: Renderings
+    limit: int
+    """Tokens of a sample."""
+
+    def sampler(self) -> Sampler:
+        """A new one, with counts of its own."""
+        return Sampler(ChatEncoder(self.renderings.chat), self.limit)
+
+
+def _see_verifier(spec: JobSpec, file_roots: Sequence[Path], mistakes: Mistakes, say: Say) -> _Seen:
+    """The verifier with its template and tokenizer loaded; fields of the job that do not suit it are among the `mistakes`."""
     say("the verifier", POINTER)
     folder = resolve_folder(spec.verifier.model, file_roots, pointer=POINTER)
     verifier = identity.inspect(folder, revision=spec.verifier.revision)
-    layers = resolve_layers(spec.extraction.aux_layers, verifier.num_layers)
-    _check_vocab(spec, verifier)
-    _check_engine(spec, verifier, layers)
-    _check_drafter(spec, verifier, layers)
-    _check_init(spec, verifier)
-    train = [_source(d, f"/datasets/{i}/uri", file_roots) for i, d in enumerate(spec.datasets)]
-    prompts = [_source(d, f"/evaluation/prompts/{i}/uri", file_roots) for i, d in enumerate(spec.evaluation.prompts)]
+    layers, peak = resolve_layers(spec.extraction.aux_layers, verifier.num_layers), 0
+    with mistakes.noted():
+        _check_vocab(spec, verifier)
+    with mistakes.noted():
+        _check_engine(spec, verifier, layers)
+    with mistakes.noted():
+        _check_init(spec, verifier)
+    with mistakes.noted():
+        _check_drafter(spec, verifier, layers)
+        peak = _train_peak(spec, folder, layers)
     say("the verifier's chat template", POINTER, cpu_s=TRY_CPU_S)  # compiling one computes its constants
     template = ChatTemplate(verifier.chat_template, verifier.special_tokens, spec.data.template_arguments)
     say("the verifier's tokenizer", POINTER, cpu_s=LOAD_CPU_S)
     chat = Chat(template, load_tokenizer(verifier.folder), verifier.eos_token_ids)
-    encoder, renderings = ChatEncoder(chat), Renderings(chat)
-    answered = not spec.data.regenerate.enabled
-    limit, bad_rows_limit = verifier.longest(spec.data.max_seq_len), spec.data.bad_rows_limit
-    trains = look_at(train, Look(Sampler(encoder, limit), answered, renderings), bad_rows_limit, "/datasets", say)
-    measures = look_at(
-        prompts, Look(Sampler(encoder, limit), False, renderings), bad_rows_limit, "/evaluation/prompts", say
-    )
-    renderings.check()
-    sources = _fingerprints([*train, *prompts], say)
-    _check_same_files(spec, sources)
-    warnings = [*_warnings(spec, verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
-    warnings += _little_left(spec.data.val_ratio, trains)
-    if measures.whole:
-        warnings += few_prompts(min(len(measures.keys), spec.evaluation.max_prompts or len(measures.keys)))
-    peak = _train_peak(spec, folder, layers)
-    return Preflight({"verifier": verifier.digest, **sources}, tuple(warnings), verifier, layers, peak)
+    return _Seen(verifier, layers, peak, Renderings(chat), verifier.longest(spec.data.max_seq_len))
 
 
-def _source(dataset: DatasetSpec, pointer: str, file_roots: Sequence[Path]) -> Source:
-    return Source(dataset, resolve(dataset.uri, file_roots, pointer=pointer), pointer)
+def _sources(
+    datasets: Sequence[DatasetSpec], pointer: str, file_roots: Sequence[Path], mistakes: Mistakes
+) -> list[Source]:
+    """The data sets whose URIs can be followed; the others are among the `mistakes`."""
+    found: list[Source] = []
+    for i, dataset in enumerate(datasets):
+        place = f"{pointer}/{i}/uri"
+        with mistakes.noted():
+            found.append(Source(dataset, resolve(dataset.uri, file_roots, pointer=place), place))
+    return found
 
 
 def _shared(train: Look, prompts: Look) -> Iterator[str]:

@@ -159,6 +159,7 @@ class JobPlan(Answer):
     train_peak_bytes: int
     """Most memory that training takes, of each GPU where it trains on GPUs: with full passes, all the assistant's."""
     warnings: list[str]
+    """What is odd about the job, and which of its stages no worker could run as the fleet is now."""
     spec: JobSpec
     """The job with every default filled in."""
 

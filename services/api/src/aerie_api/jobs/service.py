@@ -21,10 +21,11 @@ from aerie_api.jobs.repository import JobRepository, Wanted
 from aerie_api.jobs.revival import forget_lost, lost, outputs_of, revive
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
 from aerie_api.jobs.tags import Changed, matches, tag_of
+from aerie_api.jobs.waiting import unserved
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
 from aerie_api.leases.planner import Planner
-from aerie_api.leases.repository import UnitRepository
+from aerie_api.leases.repository import WORKER_GONE_S, UnitRepository, WorkerRepository
 from aerie_api.leases.vetting import Vetting
 from aerie_api.tables import LIVING
 from aerie_api.tables import Job as JobRow
@@ -175,6 +176,7 @@ class JobService:
         with self._db.write() as session:  # a writer: results whose objects are gone are dropped from the cache
             self._check_name(session, spec.name, None)
             forecast = self._planner.forecast(session, self._tenant, spec, looked.sources)
+            fleet = WorkerRepository(session).fleet(self._clock() - WORKER_GONE_S)
         stages = [
             PlannedStage(
                 name=f.name, queue=queue_of(STAGES[f.name], spec), reads=list(reads_of(STAGES[f.name], spec)),
@@ -182,9 +184,10 @@ class JobService:
             )
             for f in forecast
         ]  # fmt: skip
+        missing = unserved(((s.name, s.queue) for s in stages if s.units is None or s.units != s.reused_units), fleet)
         return JobPlan(
             name=spec.name, stages=stages, sources=dict(looked.sources), train_peak_bytes=looked.train_peak_bytes,
-            warnings=list(looked.warnings), spec=spec,
+            warnings=[*looked.warnings, *missing], spec=spec,
         )  # fmt: skip
 
     def get(self, job_id: str) -> tuple[Job, str]:

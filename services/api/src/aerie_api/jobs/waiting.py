@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aerie_api.leases.turns import Quota
@@ -37,7 +37,7 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
         return None
     first = waiting[0]
     if first.queue not in fleet.serving:
-        return _nobody(first, fleet)
+        return _nobody(first.queue, first.stage, fleet)
     if quota is not None and (limit := quota.stands_in_the_way(started=job.status == JobStatus.RUNNING)):
         return limit
     if first.failures or first.losses:
@@ -47,12 +47,20 @@ def why_waiting(job: Job, units: Sequence[Unit], fleet: Fleet, jobs_ahead: int, 
     return "the workers that could take it are busy, or about to ask for work"
 
 
-def _nobody(unit: Unit, fleet: Fleet) -> str:
-    engine = unit.queue in ON_SGLANG.values()
+def unserved(stages: Iterable[tuple[str, str]], fleet: Fleet) -> Iterator[str]:
+    """A sentence for each queue that no worker serves, of a job whose `stages` (name, queue) would run."""
+    first = {queue: stage for stage, queue in reversed(list(stages))}
+    yield from dict.fromkeys(
+        _nobody(queue, stage, fleet) for queue, stage in reversed(first.items()) if queue not in fleet.serving
+    )
+
+
+def _nobody(queue: str, stage: str, fleet: Fleet) -> str:
+    engine = queue in ON_SGLANG.values()
     if not fleet.serving and not fleet.aside and not engine:  # as in the first seconds of a house
         return "no worker is there yet; those that `aerie up` starts take some seconds, elsewhere start one"
-    need = f"no worker{' with SGLang' * engine} serves queue {unit.queue!r}, which {unit.stage} needs"
-    if aside := fleet.aside.get(unit.queue):
+    need = f"no worker{' with SGLang' * engine} serves queue {queue!r}, which {stage} needs"
+    if aside := fleet.aside.get(queue):
         names = ", ".join(sorted(aside)[:3]) + (", ..." if len(aside) > 3 else "")
         return f"{need}: {names} set aside after failing unit after unit; GET /workers says why"
     if engine:
