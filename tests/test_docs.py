@@ -45,9 +45,8 @@ def test_the_settings_page_is_the_settings_model():
 def test_the_variables_of_the_cluster_page_are_read_by_the_programs_that_it_starts():
     page = (ROOT / "docs/cluster.md").read_text()
     api, worker = page.split("## A worker")
-    sources = "".join(
-        p.read_text() for part in ("worker", "api", "cli") for p in (ROOT / f"services/{part}/src").rglob("*.py")
-    )
+    parts = ("services/worker", "services/api", "services/cli", "libs/eagle3_core")
+    sources = "".join(p.read_text() for part in parts for p in (ROOT / part / "src").rglob("*.py"))
 
     known = {f"AERIE_{name.upper()}" for name in Settings.model_fields}
     assert set(re.findall("AERIE_[A-Z_]+", api)) <= known

@@ -67,6 +67,24 @@ def test_what_was_written_by_signed_requests_is_read_back_by_them(
     assert lent.stat("a/bytes").modified == pytest.approx(bucket_store.stat("a/bytes").modified, abs=1.5) or size == 0
 
 
+def test_every_page_of_a_list_begins_where_the_last_one_ended(
+    lent: LentStore, owner: Owner, monkeypatch: pytest.MonkeyPatch
+):
+    for name in "abcde":
+        lent.put_bytes(f"k/{name}", b"")
+    monkeypatch.setattr("eagle3_core.objects.s3_lend.FOUND_AT_ONCE", 2)
+    begun: list[str | None] = []
+    list_objects = owner.store.client.list_objects
+    monkeypatch.setattr(
+        owner.store.client, "list_objects", lambda **how: begun.append(how["start_after"]) or list_objects(**how)
+    )
+
+    assert [stat.key for stat in lent.list("k/")] == [f"k/{name}" for name in "abcde"]
+
+    prefix = owner.store.address.prefix
+    assert begun == [None, f"{prefix}k/b", f"{prefix}k/d"]
+
+
 def test_ranges_come_as_they_were_asked_for(lent: LentStore):
     lent.put_bytes("k", b"0123456789")
 

@@ -29,6 +29,7 @@ from aerie_cli.testimony import how, problem_in, read_server, tail
 from eagle3_core.cores import THREADS_VARIABLE
 from eagle3_core.errors import AerieError
 from eagle3_core.folders import cache_folder
+from eagle3_core.objects.s3_environment import without_store
 from eagle3_core.tether import tethered
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
@@ -269,11 +270,7 @@ def as_told(environment: dict[str, str], name: str) -> dict[str, str]:
     environment = with_own_metrics(environment, name)
     if not name.startswith("worker-") or environment.get("AERIE_WORKER_STORE") != "lent":
         return environment
-    return {
-        key: value
-        for key, value in environment.items()
-        if key != "AERIE_STORE" and not key.startswith(("AERIE_S3_", "AWS_"))
-    }
+    return without_store(environment)
 
 
 def with_own_metrics(environment: dict[str, str], name: str) -> dict[str, str]:

@@ -156,9 +156,9 @@ class S3Store:
         )
         return Stat(key, found.size or 0, found.last_modified.timestamp() if found.last_modified else 0.0)
 
-    def list(self, prefix: str) -> Iterator[Stat]:
-        """Objects whose key starts with `prefix`, in key order."""
-        listing = Listing(self.client, self.address, prefix)
+    def list(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        """Objects whose key starts with `prefix` and comes after `after`, in key order."""
+        listing = Listing(self.client, self.address, prefix, after)
         while page := self.ask(f"LIST {prefix}*", listing.page):
             yield from page
 

@@ -25,11 +25,9 @@ from minio.credentials.credentials import Credentials
 from minio.credentials.providers import IamAwsProvider, Provider
 
 from eagle3_core.objects.protocol import StoreRefused
+from eagle3_core.objects.s3_environment import AWS, OWN, OWN_FILES, ROLES
 
 REREAD_S = 60.0
-_NAMES = ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN")
-_AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 
 
 class S3Credentials(Provider):
@@ -66,19 +64,19 @@ class S3Credentials(Provider):
 
 def credentials_in(environment: Mapping[str, str]) -> S3Credentials:
     """The credentials that `environment` holds or points to. Raises StoreRefused where there are none, or half of them."""
-    files = [environment.get(f"AERIE_S3_{name}_FILE", "") for name in _NAMES]
+    files = [environment.get(name, "") for name in OWN_FILES]
     if any(files):
-        _both(files, "AERIE_S3_ACCESS_KEY_FILE and AERIE_S3_SECRET_KEY_FILE")
+        _both(files, f"{OWN_FILES[0]} and {OWN_FILES[1]}")
         found = S3Credentials("files", lambda: _from_files(*files))
         found.retrieve()
         return found
-    for names in (tuple(f"AERIE_S3_{name}" for name in _NAMES), _AWS):
+    for names in (OWN, AWS):
         values = [environment.get(name, "") for name in names]
         if any(values):
             _both(values, f"{names[0]} and {names[1]}")
             given = Credentials(values[0], values[1], values[2] or None)
             return S3Credentials(f"environment {names[0]}", lambda given=given: given, float("inf"))
-    if any(environment.get(name) for name in _ROLES):
+    if any(environment.get(name) for name in ROLES):
         return S3Credentials("AWS role", IamAwsProvider().retrieve)
     raise StoreRefused(
         "there are no credentials for the S3 store in the environment",

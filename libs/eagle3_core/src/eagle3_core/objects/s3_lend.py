@@ -5,10 +5,12 @@ Only requests that the object protocol needs can be asked for; what a process ma
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from eagle3_core.jobs.wire import ObjectAnswer, ObjectAsk, Stored
 from eagle3_core.objects.protocol import BadKey
+from eagle3_core.objects.s3_list import PAGE_KEYS
 from eagle3_core.objects.s3_presign import LONGEST_S, presigned
 from eagle3_core.objects.s3_read import DIGEST_HEADER
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 METHODS = {"get": "GET", "put": "PUT", "begin": "POST", "part": "PUT", "end": "POST", "abort": "DELETE"}
 """The request that each kind of ask is."""
-FOUND_AT_ONCE = 1000
-"""Objects that one answer to `list` names."""
+FOUND_AT_ONCE = PAGE_KEYS
+"""Objects that one answer to `list` names: as many as one page of the store's own."""
 
 
 def lend(store: S3Store, ask: ObjectAsk, lasts_s: int) -> ObjectAnswer:
@@ -59,11 +61,6 @@ def _headers(store: S3Store, ask: ObjectAsk) -> dict[str, str]:
 
 
 def _found(store: S3Store, ask: ObjectAsk) -> ObjectAnswer:
-    found = list[Stored]()
-    for stat in store.list(ask.key):
-        if stat.key <= ask.after:
-            continue
-        if len(found) == FOUND_AT_ONCE:
-            return ObjectAnswer(found=found, more=True)
-        found.append(Stored(key=stat.key, size=stat.size, modified=stat.modified))
-    return ObjectAnswer(found=found)
+    page = islice(store.list(ask.key, ask.after), FOUND_AT_ONCE)
+    found = [Stored(key=stat.key, size=stat.size, modified=stat.modified) for stat in page]
+    return ObjectAnswer(found=found, more=len(found) == FOUND_AT_ONCE)

@@ -15,12 +15,12 @@ PAGE_KEYS = 1000
 
 
 class Listing:
-    """The objects under a prefix, page by page."""
+    """The objects under a prefix, page by page, or those behind the key `after`."""
 
-    def __init__(self, client: Minio, address: S3Address, prefix: str) -> None:
+    def __init__(self, client: Minio, address: S3Address, prefix: str, after: str = "") -> None:
         self._client, self._address, self._prefix = client, address, prefix
         self._rest: Iterator[Stat] | None = None
-        self._last: str | None = None
+        self._last = after
 
     def page(self) -> list[Stat]:
         """The next objects, empty at the end. One attempt; after a failure the next one begins behind the last page."""
@@ -38,13 +38,13 @@ class Listing:
             self._last = found[-1].key
         return found
 
-    def _after(self, last: str | None) -> Iterator[Stat]:
+    def _after(self, last: str) -> Iterator[Stat]:
         inside = self._address.prefix
         listing = self._client.list_objects(
             bucket_name=self._address.bucket, prefix=inside + self._prefix, recursive=True,
-            start_after=inside + last if last is not None else None,
+            start_after=inside + last if last else None,
         )  # fmt: skip
         for entry in listing:
             key = (entry.object_name or "")[len(inside) :]
-            if not entry.is_dir and (last is None or key > last):  # some servers do not know `start-after`
+            if not entry.is_dir and key > last:  # some servers do not know `start-after`
                 yield Stat(key, entry.size or 0, entry.last_modified.timestamp() if entry.last_modified else 0.0)

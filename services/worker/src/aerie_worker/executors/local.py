@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aerie_worker.children import ChildProcess, Inbox
 from eagle3_core.jobs.wire import Assignment
+from eagle3_core.objects.s3_environment import without_store
 
 SHARING = frozenset({"generate", "extract", "evaluate"})
 """Stages that leave nothing on a GPU but the verifier."""
@@ -27,13 +28,6 @@ _NOT_FOR_CHILDREN = frozenset(
     )
 )  # fmt: skip
 """What opens the API, the queue or the database."""
-_STORE_KEYS = frozenset(
-    [f"AERIE_S3_{name}{how}" for name in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN") for how in ("", "_FILE")]
-    + ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_PROFILE",
-       "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-       "AWS_CONTAINER_AUTHORIZATION_TOKEN"]
-)  # fmt: skip
-"""What opens an S3 store (`objects.s3_credentials`)."""
 _DEFAULTS = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -57,15 +51,9 @@ def machine_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child of a worker with this one.
-
-    Without AERIE_STORE objects are lent, and no key to a store comes along, unless running servers keep states in a bucket of
-    their own (AERIE_CAPTURE_SINKS) that the child must read.
-    """
-    sinks = environment.get("AERIE_CAPTURE_SINKS", "").split()
-    needs_keys = environment.get("AERIE_STORE") or any(sink.startswith("s3:") for sink in sinks)
-    kept_back = _NOT_FOR_CHILDREN if needs_keys else _NOT_FOR_CHILDREN | _STORE_KEYS
-    return _DEFAULTS | {name: value for name, value in environment.items() if name not in kept_back}
+    """The environment of a child of a worker with this one. Without AERIE_STORE objects are lent to it."""
+    told = environment if environment.get("AERIE_STORE") else without_store(environment)
+    return _DEFAULTS | {name: value for name, value in told.items() if name not in _NOT_FOR_CHILDREN}
 
 
 class Local:
