@@ -87,7 +87,7 @@ def test_a_full_store_pauses_the_job_and_fails_nothing(make_api):
     with api.house.db.write() as session:
         from aerie_api.leases.pausing import STORE_FULL, resume_all
 
-        assert [j.id for j in resume_all(session, STORE_FULL, api.clock())] == [job["id"]]
+        assert [j.id for j in resume_all(session, STORE_FULL, api.clock(), lambda job: True)] == [job["id"]]
     api.worker("w2").commit(sibling)
     worker.run()
     assert api.job(job["id"])["status"] == "succeeded"
@@ -101,7 +101,7 @@ def test_what_a_person_paused_room_in_the_store_does_not_resume(api):
     with api.house.db.write() as session:
         from aerie_api.leases.pausing import STORE_FULL, resume_all
 
-        assert resume_all(session, STORE_FULL, api.clock()) == []
+        assert resume_all(session, STORE_FULL, api.clock(), lambda job: True) == []
     assert api.job(job["id"])["reason"]["code"] == "job.paused"
 
 

@@ -43,10 +43,15 @@ def told(api: Any, job: str) -> tuple[str, str | None]:
     return shown["status"], (shown["reason"] or {}).get("code")
 
 
+def limit(api: Any, store_bytes: int | None, tenant: str = "default") -> None:
+    """Let the results of a tenant hold so much."""
+    assert api.http.patch(f"/tenants/{tenant}", json={"store_bytes": store_bytes}).status_code == 200
+
+
 @pytest.fixture
 def tight(make_api: Callable[..., Any], document: Callable[..., Any]) -> Any:
-    """A house that one job has filled to its budget and beyond, with what cannot be let go."""
-    api = make_api(preflight=by_name, tenant_store_bytes=1, room_bytes=0, max_attempts=1, collect_grace_s=0.0)
+    """A house that one job has filled, with states that can be let go and much that cannot."""
+    api = make_api(preflight=by_name, room_bytes=0, max_attempts=1, collect_grace_s=0.0)
     api.post(document("first", datasets=[{"uri": "file:///data/first.jsonl"}]))
     api.worker().run()
     return api
@@ -63,6 +68,7 @@ def server(tmp_path: Path) -> Iterator[s3.S3Server]:
 def test_over_its_budget_a_tenants_jobs_wait_and_go_on_when_there_is_room(tight: Any, document: Callable[..., Any]):
     job = tight.post(document("second"))["id"]
     worker, unit = tight.reach("prepare")
+    limit(tight, 1)
 
     tight.house.storage.room.watch()
 
@@ -80,6 +86,7 @@ def test_over_its_budget_a_tenants_jobs_wait_and_go_on_when_there_is_room(tight:
 
     assert told(tight, job) == ("queued", None)
     assert failures(tight, job) == []
+    limit(tight, None)
     tight.worker().run()
     assert told(tight, job) == ("succeeded", None)
 
@@ -87,6 +94,7 @@ def test_over_its_budget_a_tenants_jobs_wait_and_go_on_when_there_is_room(tight:
 def test_a_commit_that_comes_while_its_job_waits_for_room_counts(tight: Any, document: Callable[..., Any]):
     job = tight.post(document("second"))["id"]
     worker, unit = tight.reach("prepare")
+    limit(tight, 1)
     tight.house.storage.room.watch()
 
     assert worker.commit(unit).status_code == 200
@@ -96,22 +104,26 @@ def test_a_commit_that_comes_while_its_job_waits_for_room_counts(tight: Any, doc
 
 
 def test_another_tenants_jobs_do_not_wait(tight: Any, document: Callable[..., Any]):
+    assert tight.http.post("/tenants", json={"id": "other"}).status_code == 201
     mine = tight.post(document("second"))["id"]
     with tight.house.db.write() as session:
         from aerie_api.tables import CommitRow
 
         for row in session.query(CommitRow):
             row.tenant = "other"
+    limit(tight, 1)
+    limit(tight, 1, "other")
 
     tight.house.storage.room.watch()
 
-    assert tight.house.storage.room.over().keys() == {"other"}
+    standing = tight.house.storage.room.budgets()
+    assert [name for name, budget in standing.items() if budget.excess() > 0] == ["other"]
     assert told(tight, mine) == ("queued", None)
 
 
 def test_what_a_person_paused_stays_paused_when_there_is_room(tight: Any, document: Callable[..., Any]):
+    limit(tight, 1)
     job = tight.post(document("second"))["id"]
-    tight.house.storage.room.watch()
     assert tight.http.post(f"/jobs/{job}/pause").status_code == 202
     tight.http.post("/storage/deletions", json={"dataset": "file:///data/first.jsonl", "everything": True})
 

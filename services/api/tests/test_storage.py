@@ -191,10 +191,11 @@ def test_a_failed_job_whose_states_went_makes_them_again_on_retry(make_api: Call
 
 
 def test_over_its_budget_a_tenant_loses_the_least_used_states_first(make_api: Callable[..., Any]):
-    api = make_api(tenant_store_bytes=1, **NOW)
+    api = make_api(**NOW)
     api.house.storage._collector._grace_s = -60.0
     api.post()
     api.worker().run()
+    api.http.patch("/tenants/default", json={"store_bytes": 1})
 
     api.house.storage.keep_order()
 

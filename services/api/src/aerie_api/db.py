@@ -5,7 +5,7 @@ transaction begins with BEGIN IMMEDIATE. On Postgres writers run beside each oth
 it decides about: the job first (`JobRepository.locked`), then what belongs to it, so that no two writers wait for each
 other in a circle. Where that cannot be kept, Postgres ends one of them and the request is run again, whole (`guards`).
 
-What a transaction wants told once it is committed (work to claim, news to read) is noted with `tell`, and said after
+What a transaction wants told once it is committed (work to claim, news to read, room to look for) is noted with `tell`, and said after
 the commit and only then: in this process, and on Postgres in all of them (`notices`).
 """
 
@@ -30,7 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from aerie_api.engines import DatabaseAway, lock_file, postgres_engine, sqlite_engine
 from aerie_api.notices import Notices
 
-Topic = Literal["work", "news", "stops"]
+Topic = Literal["work", "news", "stops", "room"]
 START_PATIENCE_S = 60.0
 """How long a starting process waits for Postgres to answer."""
 logger = logging.getLogger(__name__)

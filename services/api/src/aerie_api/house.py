@@ -34,6 +34,7 @@ from aerie_api.leases.reaper import Reaper
 from aerie_api.leases.retries import Rules
 from aerie_api.leases.vetting import Vetting
 from aerie_api.settings import Settings
+from aerie_api.storage.budget import Budgets
 from aerie_api.storage.retention import Keeping
 from aerie_api.storage.service import StorageService
 from aerie_api.tenants.buckets import DatabaseBuckets, MemoryBuckets, Rate
@@ -113,11 +114,13 @@ class House:
         self.bells: dict[Topic, Bell] = {"work": Bell(), "news": Bell(), "stops": Bell()}
         self.work, self.news, self.stops = self.bells["work"], self.bells["news"], self.bells["stops"]
         self.ringer: Ringer | None = None
+        self.room_keeper = Reaper(lambda: self.tend(self.storage.room.watch), settings.room_interval_s)
         self.worker_token = worker_token(settings.token_file)
         self.store = parts.store or store_at(settings.store_url)
         self.db = Database(settings.database, self._ring, settings.database_connections)
         vetting = Vetting(self.store)
-        planner = Planner(parts.reduce, vetting.intact, lambda: self.store.free_bytes(), parts.clock)
+        budgets = Budgets(settings.tenant_store_bytes)
+        planner = Planner(parts.reduce, vetting.intact, lambda: self.store.free_bytes(), budgets, parts.clock)
         rules = Rules(
             settings.lease_s, settings.max_attempts, settings.max_losses, settings.retry_base_s, settings.retry_max_s
         )
@@ -148,13 +151,12 @@ class House:
             settings.collect_grace_s,
             settings.checkpoint_grace_s,
             settings.retain_states_s,
-            settings.tenant_store_bytes,
             settings.room_bytes,
         )
-        self.storage = StorageService(self.db, self.store, planner, keeping, parts.clock)
+        self.storage = StorageService(self.db, self.store, planner, keeping, budgets, parts.clock)
         self.keepers = [
             Reaper(lambda: self.tend(self.storage.keep_order), settings.collect_interval_s),
-            Reaper(lambda: self.tend(self.storage.room.watch), settings.room_interval_s),
+            self.room_keeper,
         ]
         self.tenants = TenantService(self.db, parts.clock)
         buckets = DatabaseBuckets(self.db, parts.clock) if self.db.shared else MemoryBuckets(parts.clock)
@@ -165,6 +167,9 @@ class House:
         """Whether the reaper is meant to run."""
 
     def _ring(self, topic: Topic) -> None:
+        if topic == "room":
+            self.room_keeper.hint()
+            return
         self.bells[topic].ring()
         if topic == "work" and self.ringer is not None:
             self.ringer.hint()

@@ -173,7 +173,8 @@ class Settings(BaseSettings):
     """How long hidden states are kept after their last use; 0 keeps them until room is short. They can be made again."""
 
     tenant_store_bytes: Annotated[int, Field(ge=0)] = 0
-    """Bytes that a tenant's results may hold; over it the least used states go first. 0 is no limit."""
+    """Bytes that the results of a tenant may hold that has no limit of its own; over it the least used states go first. 0 is no
+    limit."""
 
     room_interval_s: Annotated[float, Field(gt=0)] = 10.0
     """Time between two looks for tenants over their budget and for room for jobs that wait for it."""

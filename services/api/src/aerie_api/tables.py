@@ -327,6 +327,8 @@ class Tenant(Base):
     max_living_jobs: Mapped[int | None]
     gpu_hours: Mapped[float | None]
     """Of the last 30 days."""
+    store_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """What its results may hold; null = what the operator gives everybody."""
 
 
 class ApiKey(Base):

@@ -19,6 +19,7 @@ from aerie_cli.stage import stage
 from aerie_cli.status import status
 from aerie_cli.submit import submit
 from aerie_cli.support import support_bundle
+from aerie_cli.tenants import tenants
 from aerie_cli.up import up
 from aerie_cli.usage import Commands
 from aerie_cli.watch import watch
@@ -51,4 +52,5 @@ for function in (up, demo, stage, plan, submit, status, watch, logs, cancel, ret
 app.command("support-bundle")(support_bundle)
 app.add_typer(inspect, name="inspect")
 app.add_typer(keys, name="keys")
+app.add_typer(tenants, name="tenants")
 app.add_typer(bench, name="bench")

@@ -7,7 +7,7 @@ person resumes, what a full store paused goes on by itself once there is room (`
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -74,10 +74,10 @@ def resume(session: Session, job: Job, now: float) -> None:
     tell(session, "work")
 
 
-def resume_all(session: Session, code: str, now: float, but: Container[str] = ()) -> list[Job]:
-    """Let every job go on that was paused for the reason `code`, of whatever tenant `but` those; the caller moves them on."""
+def resume_all(session: Session, code: str, now: float, fits: Callable[[Job], bool]) -> list[Job]:
+    """Let every job go on that was paused for the reason `code` and `fits`, of whatever tenant; the caller moves them on."""
     paused = JobRepository.paused(session)
-    jobs = [job for job in paused if (job.reason or {}).get("code") == code and job.tenant not in but]
+    jobs = [job for job in paused if (job.reason or {}).get("code") == code and fits(job)]
     for job in jobs:
         resume(session, job, now)
     return jobs

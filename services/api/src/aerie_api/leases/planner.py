@@ -21,9 +21,11 @@ from aerie_api.drafters.schemas import Figures
 from aerie_api.jobs.history import History
 from aerie_api.jobs.repository import JobRepository
 from aerie_api.leases.endings import fail_job, move
+from aerie_api.leases.pausing import pause
 from aerie_api.leases.repository import CommitRepository, UnitRepository, living
 from aerie_api.leases.spells import ran_s
 from aerie_api.metrics import LENGTH, STAGE_SECONDS, once_committed
+from aerie_api.storage.budget import Budgets
 from aerie_api.tables import CommitRow, Drafter, Job, StageRow, Unit
 from eagle3_core.errors import AerieError
 from eagle3_core.jobs.graph import (
@@ -37,10 +39,11 @@ from eagle3_core.jobs.graph import (
     unit_inputs,
     unit_key,
 )
-from eagle3_core.jobs.room import check_room, need_of_stage
+from eagle3_core.jobs.room import Need, check_room, need_of_stage
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
 from eagle3_core.jobs.wire import Assignment, ManifestRef, UnitSlice
+from eagle3_core.objects.protocol import StoreFull
 
 Reduce = Callable[[StageName, JobSpec, list[dict[str, Any]]], dict[str, Any]]
 Intact = Callable[[ManifestRef], bool]
@@ -83,14 +86,16 @@ class StageForecast:
 
 class Planner:
     """Moves jobs on. `reduce` joins the results of a stage's units; `intact` says whether a manifest's objects are there,
-    `free_bytes` how much room the store has (None: it does not say)."""
+    `free_bytes` how much room the store has (None: it does not say), `budgets` what tenants may hold in it."""
 
     def __init__(
-        self, reduce: Reduce, intact: Intact, free_bytes: Callable[[], int | None], clock: Callable[[], float]
-    ) -> None:
+        self, reduce: Reduce, intact: Intact, free_bytes: Callable[[], int | None], budgets: Budgets,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._reduce = reduce
         self._intact = intact
         self._free_bytes = free_bytes
+        self._budgets = budgets
         self._clock = clock
 
     def new_stages(self, job: Job, spec: JobSpec) -> list[StageRow]:
@@ -102,7 +107,10 @@ class Planner:
         ]  # fmt: skip
 
     def advance(self, session: Session, job: Job) -> None:
-        """Move `job` on as far as finished and known units carry it. A stage that cannot be planned fails the job."""
+        """Move `job` on as far as finished and known units carry it.
+
+        A stage that cannot be planned fails the job, but one for which the tenant's budget has no room lets it wait.
+        """
         spec = JobSpec.model_validate(job.spec)
         while living(job):
             stages = JobRepository(session, job.tenant).stages(job.id)
@@ -114,11 +122,20 @@ class Planner:
                 if stage.planned_at is None:
                     self._plan(session, job, spec, stage)
                 if not self._finish(session, job, spec, stage):
-                    return None
+                    return self._look_at_budget(session, job.tenant)
                 if stage is stages[-1]:
                     figures_of(stage)
+            except StoreFull as error:
+                pause(session, job, error.problem(), self._clock())
+                tell(session, "room")  # idle states that can go are let go at once
             except AerieError as error:
                 fail_job(session, job, stage, error.problem(), self._clock())
+
+    def _look_at_budget(self, session: Session, tenant: str) -> None:
+        """Have it seen at once that what `tenant` holds has become too much, while units are left to run."""
+        budget = self._budgets.of(session, tenant)
+        if budget is not None and budget.excess() > 0:
+            tell(session, "room")
 
     def _plan(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> None:
         now = self._clock()
@@ -127,7 +144,11 @@ class Planner:
         planned = self._units(session, job.tenant, name, spec, job.sources, known)
         held = CommitRepository(session, job.tenant).use([u.key for u in planned if u.commit is not None], now)
         planned = [u if u.key in held else replace(u, commit=None) for u in planned]
-        self._check_room(session, job, spec, name, known, planned)
+        need = self._need(session, job, spec, name, known, planned)
+        if need is not None:
+            self._check_room(session, job, spec, need)
+        if any(unit.commit is None for unit in planned):
+            self._check_budget(session, job.tenant, need)
         for unit in planned:
             session.add(self._unit(job, stage, unit, len(planned), now))
         session.flush()
@@ -177,23 +198,32 @@ class Planner:
                 del found[key]
         return [PlannedUnit(s, key, found.get(key)) for s, key in zip(cut, keys, strict=True)]
 
-    def _check_room(
+    def _need(
         self, session: Session, job: Job, spec: JobSpec, stage: StageName, known: Known, planned: Sequence[PlannedUnit]
-    ) -> None:
-        """Before the canary and before hidden states are made: raise StoreTooSmall if those that no other job has left behind
-        cannot fit, warn if they may not."""
+    ) -> Need | None:
+        """Before the canary and before hidden states are made: what those need that no other job has left behind."""
         writer: StageName = "generate" if spec.data.regenerate.enabled else "extract"
         if stage not in ("canary", "generate", "extract"):
-            return
+            return None
         makes = writer if stage == "canary" else stage
         with _typed_errors(makes):
             need, samples = need_of_stage(makes, spec, known.results), int(known.results["prepare"]["samples"])
         if need is None:
-            return
+            return None
         units = planned if makes == stage else self._units(session, job.tenant, makes, spec, job.sources, known)
         left = sum(unit.slice.stop - unit.slice.start for unit in units if unit.commit is None)
-        warning = check_room(need.share(left, samples), self._free_bytes(), spec.data.regenerate.max_new_tokens)
+        return need.share(left, samples)
+
+    def _check_room(self, session: Session, job: Job, spec: JobSpec, need: Need) -> None:
+        """Raise StoreTooSmall if what is needed cannot fit the store, warn if it may not."""
+        warning = check_room(need, self._free_bytes(), spec.data.regenerate.max_new_tokens)
         self._warn(session, job, [warning] if warning else [])
+
+    def _check_budget(self, session: Session, tenant: str, need: Need | None) -> None:
+        """Raise StoreFull if `tenant` holds too much to begin a stage, or will with the least that is needed."""
+        budget, needed_bytes = self._budgets.of(session, tenant), 0 if need is None else need.least
+        if budget is not None and budget.excess(needed_bytes) > 0:
+            raise budget.reason(needed_bytes)
 
     def _warn(self, session: Session, job: Job, warnings: Sequence[str]) -> None:
         """Add what is new of `warnings` to the job's own."""

@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class Reaper:
-    """Calls `passes` every `interval_s` seconds until stopped."""
+    """Calls `passes` every `interval_s` seconds, and at every hint, until stopped."""
 
     def __init__(self, passes: Callable[[], None], interval_s: float) -> None:
         self._passes = passes
         self._interval_s = interval_s
-        self._stop = threading.Event()
+        self._due, self._over = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
         self.failing: str | None = None
         """What the last pass failed with; null when it went well."""
@@ -32,9 +32,14 @@ class Reaper:
         """Begin."""
         self._thread.start()
 
+    def hint(self) -> None:
+        """Something happened that a pass should see: the next one comes at once."""
+        self._due.set()
+
     def stop(self) -> None:
         """End, after the pass under way."""
-        self._stop.set()
+        self._over = True
+        self._due.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -44,7 +49,11 @@ class Reaper:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        while True:
+            self._due.wait(self._interval_s)
+            self._due.clear()
+            if self._over:
+                return
             try:
                 self._passes()
             except (SQLAlchemyError, OSError) as error:

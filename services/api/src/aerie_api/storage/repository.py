@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import BigInteger, Select, and_, delete, exists, func, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from aerie_api.db import upsert
-from aerie_api.tables import CommitRow, DeletedObject, Deletion, Job, StoreOwner, Unit
+from aerie_api.tables import CommitRow, DeletedObject, Deletion, Job, StoreOwner, Tenant, Unit
 from eagle3_core.data.sources import same_source
 from eagle3_core.jobs.states import ENDED, UnitState
 from eagle3_core.jobs.wire import ManifestRef
@@ -110,12 +110,13 @@ class StorageRepository:
         query = select(CommitRow.stage, func.coalesce(func.sum(CommitRow.bytes), 0)).where(CommitRow.tenant == tenant)
         return {stage: int(size or 0) for stage, size in self.session.execute(query.group_by(CommitRow.stage))}
 
-    def holding_more_than(self, budget: int) -> dict[str, int]:
-        """What those hold whose results hold more than `budget` bytes, by tenant."""
-        held = func.coalesce(func.sum(CommitRow.bytes), 0)
-        query = select(CommitRow.tenant, held).group_by(CommitRow.tenant).having(held > budget)
-        found = self.session.execute(query.order_by(CommitRow.tenant), execution_options=ACROSS_TENANTS)
-        return {tenant: int(size or 0) for tenant, size in found}
+    def budgets(self, everybodys_bytes: int | None, tenant: str | None = None) -> list[tuple[str, int, int]]:
+        """Tenant, bytes held, bytes allowed: of those that something limits, or of one of them."""
+        held = select(func.coalesce(func.sum(CommitRow.bytes), 0)).where(CommitRow.tenant == Tenant.id)
+        limit = func.coalesce(Tenant.store_bytes, literal(everybodys_bytes, BigInteger))
+        query = select(Tenant.id, held.correlate(Tenant).scalar_subquery(), limit).where(limit.is_not(None))
+        query = query if tenant is None else query.where(Tenant.id == tenant)
+        return [(name, int(size), int(most)) for name, size, most in self.session.execute(query.order_by(Tenant.id))]
 
     def unmeasured(self, limit: int) -> list[CommitRow]:
         """Results whose bytes nobody has counted: those that are older than the count."""

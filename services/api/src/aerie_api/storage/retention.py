@@ -25,8 +25,6 @@ class Keeping:
     checkpoint_grace_s: float
     states_s: float
     """Least time since their last use after which states are let go; 0 keeps them."""
-    budget_bytes: int
-    """What a tenant's results may hold; 0 is no limit."""
     room_bytes: int
     """What must be free in a store that was full before jobs go on."""
 

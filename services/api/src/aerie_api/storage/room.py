@@ -1,14 +1,15 @@
 """A full store pauses jobs and fails none; they go on by themselves once there is room.
 
 Two things can be full: the store itself, reported by the worker that met it (`leases.retries`), and a tenant's budget, which
-is checked here. In both cases the job waits with the reason `store.full`, its units use up no attempt, and finished work is
-kept. There is room again when the tenant holds no more than its budget, the store reports enough free space, and a trial
-object of the size of an upload's part can be written, since a quota of the store shows in no number that it reports.
+is checked when a stage is planned (`leases.planner`) and here. In both cases the job waits with the reason `store.full`, its
+units use up no attempt, and finished work is kept. There is room again when what the job needs next fits the tenant's budget,
+the store reports enough free space, and a trial object of the size of an upload's part can be written, since a quota of the
+store shows in no number that it reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -17,8 +18,10 @@ from aerie_api.jobs.repository import JobMissing, JobRepository
 from aerie_api.leases.pausing import STORE_FULL, pause, resume_all
 from aerie_api.leases.planner import Planner
 from aerie_api.leases.repository import living
+from aerie_api.storage.budget import Budget, Budgets
 from aerie_api.storage.repository import StorageRepository
 from aerie_api.storage.retention import Keeping, Retention
+from aerie_api.tables import Job
 from eagle3_core.objects.keys import HOUSE_PREFIX, new_nonce
 from eagle3_core.objects.protocol import ObjectStore, StoreFull
 
@@ -30,10 +33,10 @@ class Room:
     """Watches who may write, over one database and its store. `collect` takes away what was let go."""
 
     def __init__(
-        self, db: Database, store: ObjectStore, planner: Planner, retention: Retention, keeping: Keeping,
+        self, db: Database, store: ObjectStore, planner: Planner, retention: Retention, keeping: Keeping, budgets: Budgets,
         collect: Callable[[], object], clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._db, self._store, self._planner = db, store, planner
+        self._db, self._store, self._planner, self._budgets = db, store, planner, budgets
         self._retention, self._keeping, self._collect, self._clock = retention, keeping, collect, clock
 
     def watch(self) -> None:
@@ -41,28 +44,24 @@ class Room:
         with self._db.alone("room") as alone:
             if not alone:
                 return
-            over = self._over_after_shrinking()
-            for tenant, held in over.items():
-                self._pause_all(tenant, self.too_much(tenant, held))
-            if self._waiting(over) and (self.free() or (self._relieve() and self.free())):
+            waiting = self._waiting()
+            budgets = self._shrunk(waiting)
+            for budget in budgets.values():
+                if budget.excess() > 0:
+                    self._pause_all(budget.tenant, budget.reason())
+
+            def fits(job: Job) -> bool:
+                return job.tenant not in budgets or budgets[job.tenant].excess(_needed_bytes(job)) <= 0
+
+            if any(map(fits, waiting)) and (self.free() or (self._relieve() and self.free())):
                 with self._db.write() as session:
-                    for job in resume_all(session, STORE_FULL, self._clock(), but=over):
+                    for job in resume_all(session, STORE_FULL, self._clock(), fits):
                         self._planner.advance(session, job)
 
-    def over(self) -> dict[str, int]:
-        """What those hold who hold more than their budget, by tenant."""
-        if not self._keeping.budget_bytes:
-            return {}
+    def budgets(self) -> dict[str, Budget]:
+        """How all tenants stand that something limits, by name."""
         with self._db.read() as session:
-            return StorageRepository(session).holding_more_than(self._keeping.budget_bytes)
-
-    def too_much(self, tenant: str, held: int) -> StoreFull:
-        """The reason why jobs of a tenant that holds `held` bytes wait."""
-        return StoreFull(
-            f"the results of {tenant} hold {held} bytes, its budget is {self._keeping.budget_bytes}",
-            remedy="delete what is not needed (POST /storage/deletions), or raise AERIE_TENANT_STORE_BYTES; jobs go on by themselves",
-            held_bytes=held, budget_bytes=self._keeping.budget_bytes,
-        )  # fmt: skip
+            return self._budgets.all(session)
 
     def free(self) -> bool:
         """Whether the store has room for more. Raises StoreUnavailable."""
@@ -77,11 +76,15 @@ class Room:
         self._store.delete(key)
         return True
 
-    def _over_after_shrinking(self) -> Mapping[str, int]:
-        """Who is over budget still when its idle states are let go."""
-        over = self.over()
-        shrunk = [self._retention.shrink(t, held - self._keeping.budget_bytes) for t, held in over.items()]
-        return self.over() if any(shrunk) else over
+    def _shrunk(self, waiting: Sequence[Job]) -> Mapping[str, Budget]:
+        """How tenants stand when idle states are let go, as far as those who hold too much or wait for room need it."""
+        budgets, released = self.budgets(), 0
+        for budget in budgets.values():
+            needs = [_needed_bytes(job) for job in waiting if job.tenant == budget.tenant]
+            can_fit = [need for need in needs if need <= budget.limit_bytes]
+            if (excess := budget.excess(min(can_fit, default=0))) > 0:
+                released += self._retention.shrink(budget.tenant, excess)
+        return self.budgets() if released else budgets
 
     def _pause_all(self, tenant: str, reason: StoreFull) -> None:
         with self._db.read() as session:
@@ -98,13 +101,11 @@ class Room:
         if living(job):
             pause(session, job, reason.problem(), self._clock())
 
-    def _waiting(self, over: Mapping[str, int]) -> bool:
-        """Whether anybody waits for room in the store, and for nothing else."""
+    def _waiting(self) -> list[Job]:
+        """The jobs that wait for room and for nothing else."""
         with self._db.read() as session:
-            return any(
-                (job.reason or {}).get("code") == STORE_FULL and job.tenant not in over
-                for job in JobRepository.paused(session, locked=False)
-            )
+            paused = JobRepository.paused(session, locked=False)
+            return [job for job in paused if (job.reason or {}).get("code") == STORE_FULL]
 
     def _relieve(self) -> bool:
         """Let go of idle states so that those who wait can go on; whether anything was there."""
@@ -112,3 +113,8 @@ class Room:
             return False
         self._collect()
         return True
+
+
+def _needed_bytes(job: Job) -> int:
+    """What a job that waits for room will write next, as far as its reason says so."""
+    return (job.reason or {}).get("context", {}).get("needed_bytes", 0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from aerie_api.db import Database
 from aerie_api.leases.planner import Planner
+from aerie_api.storage.budget import Budgets
 from aerie_api.storage.deletions import Deletions
 from aerie_api.storage.repository import StorageRepository
 from aerie_api.storage.retention import Keeping, Retention
@@ -40,12 +41,13 @@ class StorageService:
     """The store's housekeeping, over one database."""
 
     def __init__(
-        self, db: Database, store: ObjectStore, planner: Planner, keeping: Keeping, clock: Callable[[], float]
-    ) -> None:
-        self._db, self._store, self._keeping = db, store, keeping
+        self, db: Database, store: ObjectStore, planner: Planner, keeping: Keeping, budgets: Budgets,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._db, self._store, self._keeping, self._budgets = db, store, keeping, budgets
         self._collector = Collector(store, self, grace_s=keeping.grace_s, checkpoint_grace_s=keeping.checkpoint_grace_s)
         self.retention = Retention(db, keeping, clock)
-        self.room = Room(db, store, planner, self.retention, keeping, self.collect, clock)
+        self.room = Room(db, store, planner, self.retention, keeping, budgets, self.collect, clock)
         self.deletions = Deletions(db, store, self._collector, clock)
 
     def about(self, owners: Collection[Owner]) -> Holdings:
@@ -109,7 +111,8 @@ class StorageService:
         """What the tenant's results hold."""
         with self._db.read() as session:
             by_stage = StorageRepository(session).bytes_by_stage(tenant)
+            budget = self._budgets.of(session, tenant)
         return StorageUse(
-            bytes=sum(by_stage.values()), by_stage=by_stage, budget_bytes=self._keeping.budget_bytes or None,
+            bytes=sum(by_stage.values()), by_stage=by_stage, budget_bytes=None if budget is None else budget.limit_bytes,
             free_bytes=self._store.free_bytes(),
         )  # fmt: skip

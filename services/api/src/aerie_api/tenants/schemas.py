@@ -36,6 +36,10 @@ class Limits(Closed):
     gpu_hours: Annotated[FiniteFloat, Field(ge=0)] | None = None
     """GPU time of the last 30 days, after which nothing more is started until the oldest day falls out."""
 
+    store_bytes: Annotated[int, Field(ge=0, le=1 << 60)] | None = None
+    """Bytes that committed results may hold in the store; over it idle states go first, then jobs wait until there is room.
+    Null = what `AERIE_TENANT_STORE_BYTES` gives everybody."""
+
 
 class NewTenant(Limits):
     """A tenant to be."""
@@ -52,6 +56,8 @@ class UsageNow(BaseModel):
     living_jobs: int
     gpu_hours: float
     """Of the last 30 days, running units included."""
+    store_bytes: int
+    """What committed results hold; `/storage` tells it by stage."""
 
 
 class Tenant(BaseModel):

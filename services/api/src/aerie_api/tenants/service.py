@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from aerie_api.auth import SCOPES, Caller, new_key
 from aerie_api.db import Database, tell
+from aerie_api.storage.repository import StorageRepository
 from aerie_api.tables import LIVING, ApiKey, AuditEntry, Tenant
 from aerie_api.tenants import schemas
 from aerie_api.tenants.repository import AuditRepository, KeyRepository, TenantRepository, UsageRepository
@@ -54,6 +55,7 @@ class TenantService:
                 setattr(row, name, value)
             AuditRepository(session).note(caller, now, "tenant.limit", tenant, **changes)
             tell(session, "work")
+            tell(session, "room")
             session.flush()
             return self._shown(session, row)
 
@@ -79,10 +81,10 @@ class TenantService:
         )  # fmt: skip
 
     def _shown(self, session: Session, row: Tenant) -> schemas.Tenant:
-        used = UsageRepository(session, row.id)
+        used, held = UsageRepository(session, row.id), StorageRepository(session).bytes_by_stage(row.id)
         usage = schemas.UsageNow(
             running_jobs=used.jobs(["running"]), living_jobs=used.jobs(LIVING),
-            gpu_hours=round(used.gpu_seconds(self._clock()) / 3600, 6),
+            gpu_hours=round(used.gpu_seconds(self._clock()) / 3600, 6), store_bytes=sum(held.values()),
         )  # fmt: skip
         limits = schemas.Limits(**{name: getattr(row, name) for name in schemas.Limits.model_fields})
         return schemas.Tenant(id=row.id, created_at=row.created_at, limits=limits, usage=usage)
