@@ -137,7 +137,7 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             unit, job = self._locked(session, unit_id)
-            self._hold(session, unit, token, now)
+            self._hold(session, unit, self._attempt(session, unit, token), now)
             note_move(unit, heartbeat, now)
             if heartbeat.progress is not None:
                 unit.progress = heartbeat.progress.model_dump(mode="json")
@@ -155,9 +155,10 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             unit, job = self._locked(session, unit_id)
-            if self._already(session, unit, token, commit):
+            attempt = self._attempt(session, unit, token)
+            if self._already(unit, attempt, commit):
                 return
-            self._hold(session, unit, token, now)
+            self._hold(session, unit, attempt, now)
             self._vetting.keys(commit, job, unit)
             for output in (commit.output, *commit.also):
                 CommitRepository(session, unit.tenant).add(_commit_row(output, job, now, sizes[output.manifest.key]))
@@ -177,7 +178,7 @@ class Claims:
         now = self._clock()
         with self._db.write() as session:
             unit, job = self._locked(session, unit_id)
-            self._hold(session, unit, token, now)
+            self._hold(session, unit, self._attempt(session, unit, token), now)
             self._record(session, job, unit, failure, now)
             problem = self._vetting.problem(failure)
             worker, blamed = unit.worker_id, blames(job, failure)
@@ -221,24 +222,24 @@ class Claims:
                     return unit, job
         raise gone(unit_id)
 
-    def _hold(self, session: Session, unit: Unit, token: str, now: float) -> None:
-        """Extend the lease of whoever `token` belongs to."""
-        units = UnitRepository(session)
-        attempt = units.attempt_of(unit.id, token)
-        if attempt is None:
+    @staticmethod
+    def _attempt(session: Session, unit: Unit, token: str) -> Attempt:
+        """The attempt that `token` was given for. Raises UnknownToken."""
+        if (attempt := UnitRepository(session).attempt_of(unit.id, token)) is None:
             raise unknown(unit.id)
-        if not units.hold(unit, attempt.fence, now, self._rules.lease_s):
+        return attempt
+
+    def _hold(self, session: Session, unit: Unit, attempt: Attempt, now: float) -> None:
+        """Extend the lease of `attempt`. Raises LeaseLost."""
+        if not UnitRepository(session).hold(unit, attempt.fence, now, self._rules.lease_s):
             raise over(unit, attempt)
         if unit.worker_id is not None:
             WorkerRepository(session).still_there(unit.worker_id, now)
 
-    def _already(self, session: Session, unit: Unit, token: str, commit: Commit) -> bool:
-        attempt = UnitRepository(session).attempt_of(unit.id, token)
-        return (
-            attempt is not None
-            and (attempt.fence, attempt.cause, unit.state) == (unit.fence, "committed", UnitState.SUCCEEDED)
-            and unit.manifest == commit.output.manifest.model_dump()
-        )
+    @staticmethod
+    def _already(unit: Unit, attempt: Attempt, commit: Commit) -> bool:
+        committed = (attempt.fence, attempt.cause, unit.state) == (unit.fence, "committed", UnitState.SUCCEEDED)
+        return committed and unit.manifest == commit.output.manifest.model_dump()
 
     def _record(self, session: Session, job: Job, unit: Unit, report: Heartbeat | Commit | Failure, now: float) -> None:
         history = History(session)

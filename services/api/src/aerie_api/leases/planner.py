@@ -112,15 +112,15 @@ class Planner:
         A stage that cannot be planned fails the job, but one for which the tenant's budget has no room lets it wait.
         """
         spec = JobSpec.model_validate(job.spec)
+        stages = JobRepository(session, job.tenant).stages(job.id)
         while living(job):
-            stages = JobRepository(session, job.tenant).stages(job.id)
             stage = next((s for s in stages if s.state != UnitState.SUCCEEDED), None)
             if stage is None:
                 return self._succeed(session, job, stages)
             job.stage = stage.name
             try:
                 if stage.planned_at is None:
-                    self._plan(session, job, spec, stage)
+                    self._plan(session, job, spec, stages, stage)
                 if not self._finish(session, job, spec, stage):
                     return self._look_at_budget(session, job.tenant)
                 if stage is stages[-1]:
@@ -137,10 +137,10 @@ class Planner:
         if budget is not None and budget.excess() > 0:
             tell(session, "room")
 
-    def _plan(self, session: Session, job: Job, spec: JobSpec, stage: StageRow) -> None:
+    def _plan(self, session: Session, job: Job, spec: JobSpec, stages: Sequence[StageRow], stage: StageRow) -> None:
         now = self._clock()
         name = stage_name(stage.name)
-        known = self._known(session, job)
+        known = self._known(session, job, stages)
         planned = self._units(session, job.tenant, name, spec, job.sources, known)
         held = CommitRepository(session, job.tenant).use([u.key for u in planned if u.commit is not None], now)
         planned = [u if u.key in held else replace(u, commit=None) for u in planned]
@@ -266,26 +266,22 @@ class Planner:
         message = f"drafter {job.name} is done: verdict {figures['verdict']}"
         History(session).event(job, now, "job.succeeded", message, digest=digest, verdict=figures["verdict"])
 
-    def _known(self, session: Session, job: Job) -> Known:
-        results = self._results(session, job)
+    def _known(self, session: Session, job: Job, stages: Sequence[StageRow]) -> Known:
+        results = _results(stages)
         contents: dict[str, list[str]] = {name: [] for name in results}
         for unit in UnitRepository(session, job.tenant).of_job(job.id, [UnitState.SUCCEEDED]):
             if (name := stage_name(unit.stage)) in contents:
                 contents[name].append((unit.manifest or {})["content"])
         return Known(contents, results)
 
-    def _results(self, session: Session, job: Job) -> dict[StageName, dict[str, Any]]:
-        stages = JobRepository(session, job.tenant).stages(job.id)
-        return {stage_name(s.name): s.result or {} for s in stages if s.state == UnitState.SUCCEEDED}
-
     def assignment(self, session: Session, job: Job, unit: Unit, token: str, lease_s: float) -> Assignment:
         """What the worker gets that has just taken `unit`."""
         spec, stage = JobSpec.model_validate(job.spec), stage_name(unit.stage)
-        inputs = self.inputs(session, job, unit)
+        inputs, stages = self.inputs(session, job, unit), JobRepository(session, job.tenant).stages(job.id)
         return Assignment(
             unit_run_id=unit.id, job_id=job.id, tenant=job.tenant, stage=stage, attempt=unit.attempt, fence=unit.fence,
             unit=UnitSlice(index=unit.index, start=unit.start, stop=unit.stop, of=unit.of), token=token, key=unit.key,
-            spec=spec, sources=job.sources, inputs=inputs, results=self._results(session, job), lease_s=lease_s,
+            spec=spec, sources=job.sources, inputs=inputs, results=_results(stages), lease_s=lease_s,
             traceparent=History(session).traceparent(job.id),
         )  # fmt: skip
 
@@ -324,6 +320,11 @@ class Planner:
             return None
         with _typed_errors(stage):
             return len(slices(stage, spec, known.results.get("prepare", {})))
+
+
+def _results(stages: Sequence[StageRow]) -> dict[StageName, dict[str, Any]]:
+    """The reduced results of those of `stages` that are done."""
+    return {stage_name(s.name): s.result or {} for s in stages if s.state == UnitState.SUCCEEDED}
 
 
 def stage_name(name: str) -> StageName:

@@ -116,13 +116,14 @@ class UnitRepository:
 
     def hold(self, unit: Unit, fence: int, now: float, lease_s: float) -> bool:
         """Extend the lease of whoever holds `fence`. False if that attempt no longer holds the unit."""
-        changed = self._update(
+        held = (
             update(Unit)
             .where(Unit.id == unit.id, Unit.fence == fence, Unit.state == UnitState.RUNNING)
             .values(lease_expires_at=now + lease_s, last_heartbeat=now)
+            .returning(Unit)
         )
-        self.session.refresh(unit)
-        return changed
+        fresh = {"populate_existing": True, "synchronize_session": False}
+        return self.session.scalars(held, execution_options=fresh).one_or_none() is not None
 
     def end_attempt(
         self, unit: Unit, now: float, cause: str, problem: dict[str, Any] | None, blames_worker: bool
