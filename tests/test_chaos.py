@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from chaos.cluster import running_cluster
 from chaos.runs import run, undisturbed
-from chaos.schedule import draw
+from chaos.schedule import draw, lent
 from test_kills import small_job
 
-SEEDS = (68, 161, 1188)
-"""Three that between them draw twelve different blows."""
+SEEDS = (1188, 68, 161)
+"""Three that between them draw twelve different blows; the workers of the last two have no key to the store."""
 HIT = {
     "kill api", "kill worker", "freeze worker", "flush redis", "restart redis", "lose rings", "double rings",
     "restart postgres", "clock jumps", "store 503", "store reset", "store half uploads",
@@ -30,9 +30,16 @@ def test_jobs_whose_cluster_is_hit_end_once_with_the_undisturbed_drafter(tmp_pat
 
         records = [run(cluster, document, reference, seed) for seed in SEEDS]
 
+    assert [record.lent for record in records] == [False, True, True]
     assert {moment.blow for record in records for moment in record.moments} == HIT
     missed = HIT - {blow for record in records for blow in record.hit}
     assert missed <= {"lose rings"}  # a ring that a free worker hears at once cannot be lost
+
+
+def test_every_blow_falls_on_workers_with_a_key_to_the_store_and_on_workers_without():
+    both = {(draw(seed, BLOWS)[0].blow, lent(seed, BLOWS)) for seed in range(40 * len(BLOWS))}
+
+    assert both == {(blow, without) for blow in BLOWS for without in (False, True)}
 
 
 def test_a_seed_is_a_schedule_and_every_blow_has_its_turn():

@@ -12,7 +12,7 @@ from house import wait_for
 from chaos import invariants
 from chaos.cluster import Cluster
 from chaos.parts import Missed
-from chaos.schedule import Moment, draw
+from chaos.schedule import Moment, draw, lent
 
 
 @dataclass
@@ -20,6 +20,8 @@ class Record:
     """What happened in one run."""
 
     seed: int
+    lent: bool
+    """Whether the workers had no key to the store."""
     moments: list[Moment]
     done: list[str] = field(default_factory=list[str])
     hit: set[str] = field(default_factory=set[str])
@@ -28,7 +30,8 @@ class Record:
 
     def line(self) -> str:
         """One line for a person, enough to repeat the run."""
-        return f"seed {self.seed}: {self.seconds:.0f} s; " + "; ".join(self.done)
+        how = ", store lent" if self.lent else ""
+        return f"seed {self.seed}{how}: {self.seconds:.0f} s; " + "; ".join(self.done)
 
 
 def reached(job: dict[str, Any], moment: Moment) -> bool:
@@ -50,7 +53,8 @@ def undisturbed(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
 def run(cluster: Cluster, document: dict[str, Any], reference: dict[str, Any], seed: int) -> Record:
     """One run; what must hold is checked at its end, and the record says what fell where if it does not."""
     blows = cluster.blows
-    record = Record(seed, draw(seed, blows))
+    record = Record(seed, lent(seed, blows), draw(seed, blows))
+    cluster.start(lent=record.lent)
     rng, started, house = random.Random(seed), time.monotonic(), cluster.house
     try:
         cluster.database.forget_results()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 STAGES = ("prepare", "canary", "generate", "vocab", "train", "evaluate", "package")
@@ -20,6 +20,11 @@ class Moment:
     blow: str
     stage: str
     share: float
+
+
+def lent(seed: int, blows: Collection[str]) -> bool:
+    """Whether the workers of run `seed` have no key to the store: in every other round of all blows, so that each falls in both."""
+    return seed // len(blows) % 2 == 1
 
 
 def draw(seed: int, blows: Iterable[str]) -> list[Moment]:
