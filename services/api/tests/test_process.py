@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from sqlalchemy import select
 from aerie_api.db import Database, tell
 from aerie_api.engines import DatabaseInUse
 from aerie_api.house import WeakToken, worker_token
+from aerie_api.server import listen
 from aerie_api.settings import InvalidSettings, RemoteBindRefused, Settings, read_settings
 from aerie_api.tables import Worker
 from eagle3_core.addresses import PlainHttpRefused
@@ -31,6 +33,13 @@ def db(tmp_path):
 
 def a_worker() -> Worker:
     return Worker(id="w", incarnation="1", queues=[], first_seen=0, last_seen=0)
+
+
+def test_the_body_of_an_answer_does_not_wait_for_the_clients_word_on_its_headers():
+    with listen(Settings()) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 def test_only_one_process_opens_the_database(db, tmp_path):

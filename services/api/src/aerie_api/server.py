@@ -103,10 +103,16 @@ def _load_certificate(config: uvicorn.Config) -> None:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A socket on the address of `settings`. Raises PortTaken."""
+    """A socket on the address of `settings`. Raises PortTaken.
+
+    Its connections take over that they send at once: asyncio sees to that only for sockets that name their protocol, and
+    without it the body of an answer waits 40 ms for the client's word on the headers.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=256)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise PortTaken(
             f"cannot listen on {settings.host} port {settings.port}: {str(error.strerror).partition(' (while')[0]}",
