@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt import plugins
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
 from aerie_verifier import attach
@@ -14,11 +16,11 @@ from aerie_verifier.config import CaptureMisconfigured
 from aerie_verifier.engine import Capture, LayersDiffer
 from aerie_verifier.frontdoor import FrontDoor
 from aerie_verifier.mailbox import Mailbox
-from aerie_verifier.plugin import register
 from aerie_verifier.writer import Captured
-from eagle3_core.engine.config import CAPTURE_VARIABLE, CaptureConfig
+from eagle3_core.engine.config import CAPTURE_VARIABLE, TRAFFIC_VARIABLE, CaptureConfig, TrafficConfig
 
 CONFIG = CaptureConfig(sink="file:///nowhere", aux_layers=(2, 4, 5))
+LOST = TrafficConfig(sink="file:///nowhere", share=1.0, redact="no_such_package:redact")
 HIDDEN = 4
 
 
@@ -47,7 +49,7 @@ def capture(**fields: Any) -> Capture:
 def request(rid: str, tokens: int, asks: object = True, chunks_to_come: int = 0) -> SimpleNamespace:
     return SimpleNamespace(
         rid=rid, origin_input_ids=list(range(tokens)), return_hidden_states=asks, is_retracted=False,
-        inflight_middle_chunks=chunks_to_come, finished=lambda: False,
+        inflight_middle_chunks=chunks_to_come, to_finish=None, finished=lambda: False,
     )  # fmt: skip
 
 
@@ -80,18 +82,30 @@ def test_a_function_that_moved_or_changed_stops_the_server_with_its_name() -> No
         attach._prove(changed)
 
 
-def test_the_engines_loader_cannot_swallow_what_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CAPTURE_VARIABLE, "{}")
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        (CAPTURE_VARIABLE, "{}", r"capture\.config"),
+        (TRAFFIC_VARIABLE, LOST.model_dump_json(), r"traffic\.redact no_such_package:redact cannot be imported"),
+    ],
+)
+def test_the_engines_own_loader_does_not_swallow_what_stops_the_server(
+    variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(plugins, "_plugins_loaded", False)
 
-    with pytest.raises(SystemExit, match=r"capture.config"):
-        register()
+    with pytest.raises(SystemExit, match=reason):
+        plugins.load_plugins()
 
 
-def test_another_version_of_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_engine_is_refused_with_its_version_and_the_one_that_was_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(CAPTURE_VARIABLE, CONFIG.model_dump_json())
-    monkeypatch.setattr(attach, "SUPPORTED", ("0.5.24",))
+    monkeypatch.setattr(attach, "engine_version", lambda: "0.5.22")
 
-    with pytest.raises(CaptureMisconfigured, match=r"this is SGLang 0\.5\.23"):
+    with pytest.raises(CaptureMisconfigured, match=r"this is SGLang 0\.5\.22, the plug-in was tested with 0\.5\.23"):
         attach.attach()
 
 
@@ -128,7 +142,7 @@ def test_a_mixed_batch_is_cut_into_its_requests_and_nothing_is_left_for_the_answ
     assert made.logits_output.hidden_states is None
 
 
-def test_chunks_are_kept_until_the_last_and_a_request_that_ends_before_takes_them_along() -> None:
+def test_chunks_are_kept_until_the_last() -> None:
     here, long = capture(), request("long", 5, chunks_to_come=1)
     here.gather(None, batch(long, starts=[0]), result(3, [3]))
     waiting = list(here.writer.samples)
@@ -139,6 +153,22 @@ def test_chunks_are_kept_until_the_last_and_a_request_that_ends_before_takes_the
     assert waiting == []
     assert sum(part.tokens for part in here.writer.samples[0].parts) == 5
     assert not hasattr(long, "aerie_states")
+
+
+@pytest.mark.parametrize(
+    "end", [{"to_finish": "abort"}, {"finished": lambda: True}, {"is_retracted": True}, {"inflight_middle_chunks": 1}]
+)
+def test_states_of_a_request_that_is_given_up_or_taken_back_are_not_written_and_go_when_it_goes(
+    end: dict[str, Any],
+) -> None:
+    here, left = capture(tell=pytest.fail), request("left", 5)
+    left.__dict__.update(end)
+    here.gather(None, batch(left, starts=[0]), result(5, [5]))
+    held = weakref.ref(left.aerie_states)
+
+    del left
+
+    assert (here.writer.samples, held()) == ([], None)
 
 
 def test_tokens_that_a_prefix_cache_held_are_told_to_the_request_and_nothing_is_written() -> None:

@@ -176,8 +176,8 @@ class Capture:
     def _take(self, req: Any, start: int, chunk: Chunk) -> None:
         states: PromptStates = req.__dict__.setdefault(STATES, PromptStates())
         states.add(start, chunk)
-        if req.is_retracted or req.finished() or req.inflight_middle_chunks > 0:
-            return  # it goes on, or its answer says why it ended
+        if req.is_retracted or req.inflight_middle_chunks > 0 or req.finished() or req.to_finish is not None:
+            return  # it goes on, or it is given up: nobody waits for its states
         del req.__dict__[STATES]
         ids = [int(token) for token in req.origin_input_ids]
         assert self.writer is not None
