@@ -2,41 +2,78 @@
 
 What goes wrong is told to the request that it concerns, and the server goes on. One server for all, whose processes are
 spawned as the engine does it, and whose queue holds one sample: every capture waits for the one before it to be written.
+Its KV cache is small and its scheduler hopeful, so requests that decode are taken back for lack of memory.
 """
 
 from __future__ import annotations
 
+import json
 import resource
+import select
+import signal
 import socket
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from conftest import AUX_LAYERS, SPAWNED, Launch, capture_to
-from prompts import IN_FLIGHT, PROMPTS, prompts
+from conftest import AUX_LAYERS, CPU_ARGS, SPAWNED, Launch, capture_to
+from house import wait_for
+from prompts import IN_FLIGHT, PROMPTS, VOCAB, prompts
 from references import Reference, cosine, stored
 
 from aerie_verifier.frontdoor import CaptureRefused
 from aerie_verifier.writer import SinkFailed
 from eagle3_core.digests import digest_bytes
+from eagle3_core.engine.capture import capture_request, receipt_of
 from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
 from eagle3_core.objects.protocol import StoreFull
 from eagle3_core.verifier.receipt import prompt_digest
 
+KV_TOKENS, LONG, MANY = 1024, 450, 12
+"""Tokens that the KV cache holds, and of a prompt that several passes compute; prompts, of which one is in the middle."""
+
 
 @pytest.fixture(scope="module")
-def server(launch: Launch, verifier: Path, sink: Path) -> Server:
-    return launch(verifier, SPAWNED, capture=capture_to(sink, queue_bytes=1))
+def census(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engine says, on SIGUSR1, of how many prompts it holds states."""
+    return tmp_path_factory.mktemp("census") / "held"
+
+
+@pytest.fixture(scope="module")
+def server(launch: Launch, verifier: Path, sink: Path, census: Path) -> Server:
+    environment = {
+        "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",  # seconds between two looks whether a client is still there
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",  # tokens of its answer for which a request needs room to begin
+        "AERIE_CPU_ENGINE_CENSUS": str(census),
+    }
+    return launch(
+        verifier, SPAWNED | environment, capture=capture_to(sink, queue_bytes=1), max_total_tokens=KV_TOKENS,
+        engine_args=(*CPU_ARGS, "--log-level", "debug"),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def reference(verifier: Path) -> Reference:
     return Reference(verifier)
+
+
+def long_prompt(number: int) -> list[int]:
+    """The token ids of one of many long prompts that begin differently."""
+    return [3 + (17 * i * i + 5 * i + 31 * number) % (VOCAB - 3) for i in range(LONG)]
+
+
+def held_right(sink: Path, reference: Reference, ids: list[int], answer: dict[str, Any]) -> bool:
+    """Whether the states that `answer` names are those of the prompt `ids`."""
+    have = stored(sink.as_uri(), receipt_of(answer, ids))
+    layers, prenorm, _ = reference.states(ids)
+    pairs = [*zip(have["aux"].chunk(3, -1), (layers[i] for i in AUX_LAYERS), strict=True), (have["final"], prenorm)]
+    return have["input_ids"].tolist() == ids and min(cosine(a, b) for a, b in pairs) >= 0.99999
 
 
 def test_states_of_fifty_prompts_in_flight_together_equal_those_of_hugging_face(
@@ -136,15 +173,83 @@ def test_a_sink_without_room_is_told_to_the_request_leaves_no_part_behind_and_la
     assert server.capture(list(range(10, 210))).size > 50_000
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_nothing_waiting(server: Server) -> None:
-    body = '{"input_ids": %s, "return_hidden_states": true, "sampling_params": {"max_new_tokens": 1}}' % ([7] * 2000)
-    with socket.create_connection((server.config.host, server.port)) as left:
-        head = (
-            f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        )
-        left.sendall(f"{head}\r\n{body}".encode())
+def test_a_capture_that_the_engine_takes_back_in_the_middle_and_runs_again_is_right(
+    server: Server, sink: Path, reference: Reference
+) -> None:
+    asked = [long_prompt(i) for i in range(MANY)]
 
-    assert server.capture(list(range(10, 200))).tokens == 190
+    with ThreadPoolExecutor(len(asked)) as clients:
+        answers = [clients.submit(server.post, "/generate", capture_request(ids)) for ids in asked]
+        wait(answers, return_when=FIRST_COMPLETED)  # now another one is being computed
+        server.post("/pause_generation", {"mode": "retract"})
+        server.post("/continue_generation", {})
+
+    found = [answer.result() for answer in answers]
+    assert sum(answer["meta_info"]["num_retractions"] for answer in found) == 1
+    assert all(held_right(sink, reference, ids, answer) for ids, answer in zip(asked, found, strict=True))
+
+
+def test_captures_beside_requests_that_are_taken_back_for_lack_of_memory_are_right(
+    server: Server, sink: Path, reference: Reference
+) -> None:
+    asked = [long_prompt(i) for i in range(20, 26)]
+    params = {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True}
+
+    with ThreadPoolExecutor(6 + len(asked)) as clients:
+        chats = [
+            clients.submit(server.post, "/generate", {"input_ids": long_prompt(i)[:20], "sampling_params": params})
+            for i in range(30, 36)
+        ]
+        found = list(clients.map(lambda ids: server.post("/generate", capture_request(ids)), asked))
+
+    assert sum(chat.result()["meta_info"]["num_retractions"] for chat in chats) > 0
+    assert all(held_right(sink, reference, ids, answer) for ids, answer in zip(asked, found, strict=True))
+
+
+def held_by_the_engine(server: Server, census: Path) -> int:
+    """Of how many prompts the engine holds states."""
+    census.unlink(missing_ok=True)
+    (scheduler,) = [
+        process
+        for process in psutil.Process(server.pid).children(recursive=True)
+        if "sglang::scheduler" in " ".join(process.cmdline())
+    ]
+    scheduler.send_signal(signal.SIGUSR1)
+    return int(wait_for("the engine's census", lambda: census.exists() and census.read_text()))
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_no_file_no_states_and_nothing_waiting(
+    server: Server, sink: Path, reference: Reference, census: Path
+) -> None:
+    before, past = set(sink.rglob("*")), len(server.log.read_bytes())
+    names = {f"leaving-{i}" for i in range(10, 10 + MANY)}
+
+    def said(words: str) -> set[str]:
+        lines = server.log.read_bytes()[past:].decode().splitlines()
+        return {name for name in names if any(words in line and f"'{name}'" in line for line in lines)}
+
+    def answered() -> set[str]:
+        return names & {path.stem for path in sink.rglob("*.safetensors")}
+
+    with ExitStack() as connected:
+        clients = [connected.enter_context(socket.create_connection((server.config.host, server.port))) for _ in names]
+        for i, (name, client) in enumerate(zip(names, clients, strict=True)):
+            body = json.dumps({"rid": name, **capture_request(long_prompt(100 + i))})
+            head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(f"POST /generate HTTP/1.1\r\n{head}{body}".encode())
+        select.select(clients, [], [])  # one has its receipt: now another one is being computed
+        server.post("/pause_generation", {"mode": "in_place"})
+    wait_for("the engine to see who left", lambda: said("Abort request obj.rid=") | answered() == names)
+    gone = said("Abort request obj.rid=")
+    server.post("/continue_generation", {})
+    ids = long_prompt(200)
+    answer = server.post("/generate", capture_request(ids))
+
+    assert held_right(sink, reference, ids, answer)
+    assert len(said("Abort chunked prefill request.")) == 1
+    new = {path.name for path in set(sink.rglob("*")) - before}
+    assert new == {f"{name}.safetensors" for name in {*(names - gone), answer["meta_info"]["id"]}}
+    assert held_by_the_engine(server, census) == 0
 
 
 def test_a_request_for_a_longer_answer_with_states_is_refused_with_the_reason(server: Server) -> None:
