@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from captured import job_captured_by
 from conftest import AUX_LAYERS, Launch
 from references import Reference, cosine, stored
 from servers.faults import FaultProxy, Schedule
@@ -21,8 +22,10 @@ from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.config import CaptureConfig
 from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
+from eagle3_core.objects.manifest import read_manifest
 from eagle3_core.objects.protocol import StoreFull
 from eagle3_core.objects.s3 import SMALL_BYTES
+from eagle3_core.shards.reader import ShardSet
 from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.receipt import Receipt
 
@@ -118,3 +121,30 @@ def test_a_full_store_is_told_to_the_request_and_later_ones_are_captured(capture
 
     assert proxy.schedule.done["full"] == 1
     assert captures.worst([80]) >= 0.99999
+
+
+def test_a_job_fetches_its_states_from_a_running_servers_store_through_a_bad_week_and_leaves_none_there(
+    server: Server,
+    s3: OwnServer,
+    proxy: FaultProxy,
+    reference: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain, store = job_captured_by(server, tmp_path, monkeypatch)
+    states = store_at(s3.url("states"))
+    before = [entry.key for entry in states.list("")]
+    proxy.schedule = Schedule(4, ("slow_down", "internal_error", "reset", "half_upload", "lost_answer"), share=0.3)
+
+    outcome = chain.run("extract")
+
+    assert len(proxy.schedule.done) > 2, proxy.schedule.done
+    assert outcome.result["checked"] == outcome.result["agreed"] > 0
+    shards = ShardSet(store, [read_manifest(store, output.manifest) for output in outcome.outputs], tmp_path)
+    assert len(shards) == outcome.result["samples"] > 0
+    for sample in map(shards.sample, range(len(shards))):
+        inputs, prenorm, _ = reference.states(sample.input_ids.tolist())
+        want = [*(inputs[layer] for layer in AUX_LAYERS), prenorm[sample.final_index.long()]]
+        have = [*sample.aux.float().chunk(3, -1), sample.final.float()]
+        assert min(cosine(a, b) for a, b in zip(have, want, strict=True)) >= 0.9999
+    assert [entry.key for entry in states.list("")] == before
