@@ -163,7 +163,7 @@ def lay_out(plan: ChainPlan, offsets: NDArray[Any]) -> RowLayout:
         "query_P": query_J[token_P],
         "key_pair_KJ": np.concatenate([np.full((1, len(keys)), -1, dtype=np.int32), pair_KJ[1:]]),
         "query_pair_KE": pair_KJ[:, token_E],
-        "offset_K": first_row[:-1],
+        "offset_K1": first_row,
         **_learning_tables(keys, pair_KJ, learns_KJ, first_row),
         "valid_MK": chains.valid_MK,
     }

@@ -20,6 +20,8 @@ from eagle3_core.errors import AerieError
 
 HEAD_CHUNK_BYTES = 1 << 29
 """What `drafter.head` makes of logits at once."""
+KEY_PARTS_BYTES = 1 << 29
+"""The most that the attention's key gradient takes where a group's query heads are shared out among programs."""
 STORED_BYTES = 2
 """A stored state's element."""
 FLOOR_BYTES = 96 << 20
@@ -118,9 +120,11 @@ class Demand:
         chunk_rows = logits // (c.draft_vocab_size * b)
         head = logits + min(logits, m * c.draft_vocab_size * b) // min(2, c.ttt_steps) + chunk_rows * h * 2 * b
         sent = p * h * b + head_weights
-        back = p * (b * (h + a + w) + 8 * kv) + self.weights * b
+        back = p * (b * (h + a + w) + 8 * kv * (not self.cuda)) + self.weights * b
         step = m * b * (i + h)
         keys = j * b * (4 * kv + 2 * h) + m * b * (a + h) + b * (w * h + 6 * h * h)
+        if self.cuda and a > kv:  # a float32 gradient of the keys from each part of a group
+            keys += min(8 * j * a, KEY_PARTS_BYTES)
         gradients = 4 * self.weights if slices > 1 else 0
         if self.sharded and self.ranks > 1:
             gradients += 4 * self.weights + 4 * self.weights // self.ranks + b * (2 * w * h + 2 * i * h)

@@ -115,25 +115,26 @@ def forward_kernel(QKV, KV0, KVD, OUT, LSE, START, FIRST, OFFSET, k, n, J, P, qk
 @triton.jit(do_not_specialize=["k", "n", "J", "P"],
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "OFFSET"])  # fmt: skip
 def query_gradient_kernel(QKV, KV0, KVD, OUT, DOUT, LSE, DELTA, DQKV, START, FIRST, OFFSET, k, n, J, P, scale, qk_scale,
-                          W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                          TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Step k's gradient of the queries, and DELTA. One program per BM rows and query head."""
-    h = tl.program_id(1)
-    hk = h // G
-    m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
+                          W, A, KV, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, BM: tl.constexpr,
+                          BN: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Step k's gradient of the queries, and DELTA. One program per BM rows of HEADS query heads, which share their keys."""
+    hk = tl.program_id(1) * HEADS // G
+    lane = tl.arange(0, HEADS * BM)
+    h = tl.program_id(1) * HEADS + lane // BM
+    m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + lane % BM
     ok = m < n
     d = tl.arange(0, D)
     row = (tl.load(OFFSET + k) + m).to(tl.int64)
-    q = tl.load(QKV + row[:, None] * W + h * D + d[None, :], mask=ok[:, None], other=0.0)
-    do = tl.load(DOUT + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
-    o = tl.load(OUT + row[:, None] * A + h * D + d[None, :], mask=ok[:, None], other=0.0)
+    q = tl.load(QKV + row[:, None] * W + h[:, None] * D + d[None, :], mask=ok[:, None], other=0.0)
+    do = tl.load(DOUT + row[:, None] * A + h[:, None] * D + d[None, :], mask=ok[:, None], other=0.0)
+    o = tl.load(OUT + row[:, None] * A + h[:, None] * D + d[None, :], mask=ok[:, None], other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     tl.store(DELTA + h * P + row, delta, mask=ok)
     lse = tl.load(LSE + h * P + row, mask=ok, other=0.0)
     start = tl.load(START + row, mask=ok, other=-1).to(tl.int32)
     first = tl.load(FIRST + row, mask=ok, other=0).to(tl.int32)
     lo, flo, fhi, hi = key_blocks(start, first, ok, J, BN)
-    dq = tl.zeros([BM, D], tl.float32)
+    dq = tl.zeros([HEADS * BM, D], tl.float32)
     cb = tl.arange(0, BN)
     for b in range(flo, fhi):
         kk = tile(KV0, KVD, b * BN, hk * D, 2 * KV, J, BN, D, False, TMA)
@@ -158,49 +159,52 @@ def query_gradient_kernel(QKV, KV0, KVD, OUT, DOUT, LSE, DELTA, DQKV, START, FIR
         value = tl.load(own + KV, mask=ok[:, None], other=0.0).to(tl.float32)
         p1 = tl.math.exp2(tl.sum(q.to(tl.float32) * key, 1) * qk_scale - lse)
         dq += (p1 * (tl.sum(do.to(tl.float32) * value, 1) - delta))[:, None] * key
-    tl.store(DQKV + row[:, None] * W + h * D + d[None, :], (dq * scale).to(DQKV.dtype.element_ty), mask=ok[:, None])
+    tl.store(
+        DQKV + row[:, None] * W + h[:, None] * D + d[None, :], (dq * scale).to(DQKV.dtype.element_ty), mask=ok[:, None]
+    )
 
 
 @triton.jit(do_not_specialize=["k", "n", "P"], do_not_specialize_on_alignment=["LSE", "DELTA", "OFFSET"])
-def own_gradient_kernel(QKV, DOUT, LSE, DELTA, DOWN, OFFSET, k, n, P, scale, qk_scale, W, A, KV,
+def own_gradient_kernel(QKV, DOUT, LSE, DELTA, DQKV, OFFSET, k, n, P, scale, qk_scale, W, A, KV, STEPS: tl.constexpr,
                         G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr):  # fmt: skip
-    """DOWN[OFFSET[i] + m] += gradient of chain m's own key and value of step i (1..k) from step k's queries.
+    """Gradient of the keys and values that chains wrote in step k, from their queries of step k and all later ones.
 
-    One program per BM chains, key-value head and step i.
+    One program per BM chains and key-value head. Steps end before k in the backward pass, so all that is read is there.
     """
     hk = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = (m < n)[:, None]
     d = tl.arange(0, D)
-    row = (tl.load(OFFSET + k) + m).to(tl.int64)
-    i = tl.program_id(2) + 1
-    ri = (tl.load(OFFSET + i) + m).to(tl.int64)[:, None]
-    key = tl.load(QKV + ri * W + A + hk * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
-    value = tl.load(QKV + ri * W + A + KV + hk * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
+    own = (tl.load(OFFSET + k) + m).to(tl.int64)[:, None] * W + A + hk * D + d[None, :]
+    key = tl.load(QKV + own, mask=ok, other=0.0).to(tl.float32)
+    value = tl.load(QKV + own + KV, mask=ok, other=0.0).to(tl.float32)
     dk = tl.zeros([BM, D], tl.float32)
     dv = tl.zeros([BM, D], tl.float32)
-    for g in range(G):
-        h = hk * G + g
-        q = tl.load(QKV + row[:, None] * W + h * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
-        do = tl.load(DOUT + row[:, None] * A + h * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
-        lse = tl.load(LSE + h * P + row, mask=m < n, other=0.0)
-        delta = tl.load(DELTA + h * P + row, mask=m < n, other=0.0)
+    for j in range(k * G, STEPS * G):
+        offset = tl.load(OFFSET + j // G)
+        alive = m < tl.load(OFFSET + j // G + 1) - offset
+        row = (offset + m).to(tl.int64)
+        h = hk * G + j % G
+        q = tl.load(QKV + row[:, None] * W + h * D + d[None, :], mask=alive[:, None], other=0.0).to(tl.float32)
+        do = tl.load(DOUT + row[:, None] * A + h * D + d[None, :], mask=alive[:, None], other=0.0).to(tl.float32)
+        lse = tl.load(LSE + h * P + row, mask=alive, other=0.0)
+        delta = tl.load(DELTA + h * P + row, mask=alive, other=0.0)
         p = tl.math.exp2(tl.sum(q * key, 1) * qk_scale - lse)
         ds = p * (tl.sum(do * value, 1) - delta) * scale
         dk += ds[:, None] * q
         dv += p[:, None] * do
-    at = DOWN + ri * (2 * KV) + hk * D + d[None, :]
-    tl.store(at, tl.load(at, mask=ok, other=0.0) + dk, mask=ok)
-    tl.store(at + KV, tl.load(at + KV, mask=ok, other=0.0) + dv, mask=ok)
+    tl.store(DQKV + own, dk.to(DQKV.dtype.element_ty), mask=ok)
+    tl.store(DQKV + own + KV, dv.to(DQKV.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["NT", "J", "P"],
             do_not_specialize_on_alignment=["LSE", "DELTA", "START", "FIRST", "WHOLE", "WHOLES", "PART", "PARTS", "ROW",
                                             "END"])  # fmt: skip
 def key_gradient_kernel(QKV, QD, KV0, DOUT, DOD, LSE, DELTA, START, FIRST, ROW, END, WHOLE, WHOLES, PART, PARTS, NT, DKV0,
-                        J, P, scale, qk_scale, W, A, KV, G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-                        BN: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Gradient of BN step-0 keys and values from the queries of all steps. One program per key block and key-value head.
+                        J, P, scale, qk_scale, W, A, KV, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+                        BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Gradient of BN step-0 keys and values from the queries of all steps. One program per key block, key-value head and
+    HEADS of its group's G query heads, each with a plane of DKV0 [G / HEADS, J, 2 KV] of its own.
 
     WHOLE and PART [blocks, NT]: tiles of query rows that see the block wholly or partly; WHOLES, PARTS: how many.
     ROW, END [NT]: first row of a tile, and the row behind its step's last.
@@ -215,11 +219,12 @@ def key_gradient_kernel(QKV, QD, KV0, DOUT, DOD, LSE, DELTA, START, FIRST, ROW, 
     vv = tl.load(KV0 + KV + at, mask=inside, other=0.0)
     dk = tl.zeros([BN, D], tl.float32)
     dv = tl.zeros([BN, D], tl.float32)
+    part = tl.program_id(2)
     rb = tl.arange(0, BM)
     list_at = b.to(tl.int64) * NT
-    for j in range(0, tl.load(WHOLES + b) * G):
-        h = hk * G + j % G
-        r0 = tl.load(ROW + tl.load(WHOLE + list_at + j // G)).to(tl.int32)
+    for j in range(0, tl.load(WHOLES + b) * HEADS):
+        h = hk * G + part * HEADS + j % HEADS
+        r0 = tl.load(ROW + tl.load(WHOLE + list_at + j // HEADS)).to(tl.int32)
         r = r0 + rb
         q = tile(QKV, QD, r0, h * D, W, P, BM, D, False, TMA)
         do = tile(DOUT, DOD, r0, h * D, A, P, BM, D, False, TMA)
@@ -229,9 +234,9 @@ def key_gradient_kernel(QKV, QD, KV0, DOUT, DOD, LSE, DELTA, START, FIRST, ROW, 
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=DOT)
         ds = p * (tl.dot(vv, tl.trans(do), input_precision=DOT) - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=DOT)
-    for j in range(0, tl.load(PARTS + b) * G):
-        h = hk * G + j % G
-        t = tl.load(PART + list_at + j // G)
+    for j in range(0, tl.load(PARTS + b) * HEADS):
+        h = hk * G + part * HEADS + j % HEADS
+        t = tl.load(PART + list_at + j // HEADS)
         r0 = tl.load(ROW + t).to(tl.int32)
         r = r0 + rb
         ok = r < tl.load(END + t)
@@ -247,5 +252,6 @@ def key_gradient_kernel(QKV, QD, KV0, DOUT, DOD, LSE, DELTA, START, FIRST, ROW, 
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=DOT)
         ds = p * (tl.dot(vv, tl.trans(do), input_precision=DOT) - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=DOT)
+    at += part.to(tl.int64) * J * (2 * KV)
     tl.store(DKV0 + at, (dk * scale).to(DKV0.dtype.element_ty), mask=inside)
     tl.store(DKV0 + KV + at, dv.to(DKV0.dtype.element_ty), mask=inside)

@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eagle3_core.drafter.config import DrafterConfig
 from eagle3_core.drafter.kernels import attend
-from eagle3_core.drafter.kernels.tiles import TileSizes, key_tiles
+from eagle3_core.drafter.kernels.tiles import TileSizes, group_parts, key_tiles
 from eagle3_core.drafter.rows import RowLayout, Tables
 
 LOG2_E = 1.4426950408889634
@@ -49,7 +49,7 @@ class TritonAttention:
         t, s, count = self._t, self._sizes, self._layout.counts[k]
         attend.forward_kernel[(triton.cdiv(count, s.rows), self._c.num_heads)](
             self._queries_PW, self._keys_J2KV, self._keys_map, self._out_PA, self._log_sum, t["start_P"], t["first_P"],
-            t["offset_K"], k, count, self._layout.keys, self._layout.pairs, self._scale * LOG2_E, **self._shape,
+            t["offset_K1"], k, count, self._layout.keys, self._layout.pairs, self._scale * LOG2_E, **self._shape,
             **self._dot, BM=s.rows, BN=s.keys, TMA=s.tensor_maps, num_warps=s.warps, num_stages=s.forward_stages,
         )  # fmt: skip
 
@@ -57,37 +57,36 @@ class TritonAttention:
         """See `Attention.begin_backward`."""
         self._d_out_PA, self._d_queries_PW = d_out_PA, d_queries_PW
         self._delta = torch.empty_like(self._log_sum)
-        # What later steps send to a chain's own keys; step k reads it when its turn comes.
-        self._d_own_P2KV = torch.zeros(self._layout.pairs, 2 * self._shape["KV"], device=d_out_PA.device)
 
     def backward(self, k: int) -> None:
         """See `Attention.backward`."""
         t, s, count, pairs = self._t, self._sizes, self._layout.counts[k], self._layout.pairs
-        attend.query_gradient_kernel[(triton.cdiv(count, s.rows), self._c.num_heads)](
+        attend.query_gradient_kernel[(triton.cdiv(count, s.query_rows), self._c.num_heads // s.query_heads)](
             self._queries_PW, self._keys_J2KV, self._keys_map, self._out_PA, self._d_out_PA, self._log_sum, self._delta,
-            self._d_queries_PW, t["start_P"], t["first_P"], t["offset_K"], k, count, self._layout.keys, pairs,
-            self._scale, self._scale * LOG2_E, **self._shape, **self._dot, BM=s.rows, BN=s.keys, TMA=s.tensor_maps,
-            num_warps=s.warps, num_stages=s.query_stages,
+            self._d_queries_PW, t["start_P"], t["first_P"], t["offset_K1"], k, count, self._layout.keys, pairs,
+            self._scale, self._scale * LOG2_E, **self._shape, **self._dot, HEADS=s.query_heads, BM=s.query_rows,
+            BN=s.keys, TMA=s.tensor_maps, num_warps=s.query_warps, num_stages=s.query_stages,
         )  # fmt: skip
         if k == 0:
             return
-        attend.own_gradient_kernel[(triton.cdiv(count, s.own_rows), self._c.num_kv_heads, k)](
-            self._queries_PW, self._d_out_PA, self._log_sum, self._delta, self._d_own_P2KV, t["offset_K"], k, count,
-            pairs, self._scale, self._scale * LOG2_E, **self._shape, BM=s.own_rows, num_warps=4,
+        attend.own_gradient_kernel[(triton.cdiv(count, s.own_rows), self._c.num_kv_heads)](
+            self._queries_PW, self._d_out_PA, self._log_sum, self._delta, self._d_queries_PW, t["offset_K1"], k, count,
+            pairs, self._scale, self._scale * LOG2_E, STEPS=self._layout.steps, **self._shape, BM=s.own_rows, num_warps=4,
         )  # fmt: skip
-        z = self._layout.rows(k)
-        self._d_queries_PW[z, self._shape["A"] :].copy_(self._d_own_P2KV[z])
 
     def key_gradient(self) -> Tensor:
         """See `Attention.key_gradient`."""
         t, s, layout = self._t, self._sizes, self._layout
         lists = key_tiles(layout, s.rows, s.keys, self._keys_J2KV.device)
-        d_keys_J2KV = torch.empty_like(self._keys_J2KV)
-        attend.key_gradient_kernel[(len(lists.wholes), self._c.num_kv_heads)](
-            self._queries_PW, self._map(self._queries_PW, s.rows), self._keys_J2KV, self._d_out_PA,
-            self._map(self._d_out_PA, s.rows), self._log_sum, self._delta, t["start_P"], t["first_P"], lists.row,
-            lists.end, lists.whole, lists.wholes, lists.part, lists.parts, len(lists.row), d_keys_J2KV, layout.keys,
-            layout.pairs, self._scale, self._scale * LOG2_E, **self._shape, **self._dot, BM=s.rows, BN=s.keys,
+        heads, group = self._c.num_kv_heads, self._shape["G"]
+        parts = group_parts(group, len(lists.wholes) * heads, s.programs)
+        keys = self._keys_J2KV
+        d_keys = keys.new_empty(parts, *keys.shape, dtype=keys.dtype if parts == 1 else torch.float32)
+        attend.key_gradient_kernel[(len(lists.wholes), heads, parts)](
+            self._queries_PW, self._map(self._queries_PW, s.rows), keys, self._d_out_PA, self._map(self._d_out_PA, s.rows),
+            self._log_sum, self._delta, t["start_P"], t["first_P"], lists.row, lists.end, lists.whole, lists.wholes,
+            lists.part, lists.parts, len(lists.row), d_keys, layout.keys, layout.pairs, self._scale,
+            self._scale * LOG2_E, **self._shape, **self._dot, HEADS=group // parts, BM=s.rows, BN=s.keys,
             TMA=s.tensor_maps, num_warps=s.warps, num_stages=s.key_stages,
         )  # fmt: skip
-        return d_keys_J2KV
+        return d_keys[0] if parts == 1 else d_keys.sum(0).to(keys.dtype)

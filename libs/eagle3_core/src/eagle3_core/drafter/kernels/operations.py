@@ -163,5 +163,7 @@ class TritonOperations:
         c = self._config
         if c.head_dim < 16 or c.head_dim & (c.head_dim - 1):
             return PlainAttention(c, layout, queries_PW, keys_J2KV, out_PA)
-        sizes = self._sizes or tile_sizes(c.head_dim, queries_PW.element_size(), queries_PW.device)
+        sizes = self._sizes or tile_sizes(
+            c.head_dim, c.num_heads // c.num_kv_heads, queries_PW.element_size(), queries_PW.device
+        )
         return TritonAttention(c, layout, tables, queries_PW, keys_J2KV, out_PA, sizes)
