@@ -78,6 +78,18 @@ def test_train_makes_a_drafter_of_the_states_and_says_what_it_left_out(tmp_path:
     assert Drafter.load(folder, tmp_path / "verifier").digest() == result["digest"]
 
 
+def test_a_training_too_short_to_teach_anything_is_said_before_it_begins(tmp_path: Path) -> None:
+    def warned(name: str, **training: Any) -> bool:
+        ctx = Bench(tmp_path / name, **training).context("train")
+        train(ctx)
+        assert isinstance(ctx.reporter, RecordingReporter)
+        return any("a drafter needs hundreds" in line.text for line in ctx.reporter.lines if line.level == "warning")
+
+    assert warned("short", epochs=2)
+    assert not warned("long", epochs=120, batch_tokens=16)
+    assert not warned("as short as asked for", epochs=2, max_steps=3)
+
+
 ALONE = """
 import sys
 from pathlib import Path

@@ -29,6 +29,8 @@ from eagle3_core.train.speed import sentence
 from eagle3_core.verifier.contract import ContractMismatch, agree, differences
 from eagle3_core.verifier.device import NoGpu, pick_device
 
+FEW_STEPS = 100
+"""A drafter that learnt in fewer steps accepted nothing: three on 48 prompts gave an acceptance length of 1.004."""
 START = "start"
 """Folder of the untrained drafter, for the ranks."""
 
@@ -88,11 +90,21 @@ def train_at(ctx: StageContext, device: torch.device, ranks: Ranks, drafter: Dra
         f"{feed.dropped} without anything to learn; {trainer.total_steps} steps in {dtype} on {device} "
         f"with {torch.get_num_threads()} threads" + (f", {ranks.size} ranks" if ranks.size > 1 else "")
     )
+    if trainer.total_steps < FEW_STEPS and training.max_steps is None:
+        ctx.log(_too_short(trainer.total_steps, training), level="warning")
     trained = trainer.run()
     ctx.log(sentence(trained.speed))
     if ranks.first:
         trained.drafter.save(ctx.scratch / "drafter")
     return _result(trained, feed, ranks)
+
+
+def _too_short(steps: int, training: Training) -> str:
+    return (
+        f"the training is over after {steps} step{'s' * (steps > 1)}, and a drafter needs hundreds: give more prompts, raise "
+        f"training.epochs ({training.epochs}), or put fewer tokens into a step (training.batch_tokens is "
+        f"{training.batch_tokens}, and no sample may be longer: training.max_seq_len)"
+    )
 
 
 def _feed(ctx: StageContext, samples: Samples, training: Training, weights: Weights) -> Feed:
