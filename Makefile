@@ -50,7 +50,7 @@ servers: setup ## have the real servers of the tests on this machine: PostgreSQL
 
 test: setup servers ## every test that needs no GPU and no cluster
 	@# Models of tests are tiny: a second thread would only wait, and take the core from the other half of the tests.
-	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto
+	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m "not slow" -n auto || { echo "test: the slow tests (half of the time) were not begun"; exit 1; }
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -m slow -n 2
 
 test-fast: setup servers ## the tests that take seconds

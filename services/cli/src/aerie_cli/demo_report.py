@@ -58,7 +58,10 @@ def keep_earlier(place: Path, job_id: str) -> None:
     if isinstance(earlier, str) and earlier != job_id and re.fullmatch(r"job_\w+", earlier):
         kept = place.with_name(f"report-{earlier}.json")
         place.replace(kept)
-        remark(f"the earlier report is now {kept}; its drafter comes back by `aerie download {earlier}`")
+        remark(
+            f"the earlier report is now {kept}; its drafter is still in the store: `aerie up` and `aerie download {earlier}`, "
+            f"both with --dir {kept.parent.parent}"
+        )
 
 
 def whereabouts(place: Path, report: dict[str, Any]) -> Iterator[str]:
