@@ -13,6 +13,7 @@ import pytest
 from servers import s3
 from servers.postgres import Postgres, install
 
+from aerie_api import backup
 from aerie_api.__main__ import main
 from eagle3_core.objects.keys import owner_of
 from eagle3_core.objects.s3 import S3Store, s3_store
@@ -105,8 +106,10 @@ def test_a_house_that_is_lost_whole_goes_on_from_its_backup(
 
 
 def test_a_second_backup_copies_what_is_new_and_either_can_be_restored(
-    make_api: Callable[..., Any], site: Callable[..., Site], vault: str, server: s3.S3Server
+    make_api: Callable[..., Any], site: Callable[..., Site], vault: str, server: s3.S3Server, monkeypatch: Any
 ):
+    within_a_second = iter(f"20260101T000000Z-{nonce}" for nonce in ("f" * 8, "0" * 8))  # the newer one sorts first
+    monkeypatch.setattr(backup, "_new_name", within_a_second.__next__)
     here = site("a")
     api = make_api("a", store=here.store)
     job = api.post()["id"]

@@ -89,7 +89,7 @@ def back_up(settings: Settings, source: ObjectStore, target: ObjectStore) -> Bac
     Raises BackupUnfit, DumpFailed, ProgramMissing, StoreFull, StoreUnavailable.
     """
     place = settings.database
-    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{new_nonce()}"
+    name = _new_name()
     with tempfile.TemporaryDirectory(prefix="aerie-backup-") as folder:
         file = Path(folder) / "database"
         revision, owner = _about(place)
@@ -106,10 +106,15 @@ def back_up(settings: Settings, source: ObjectStore, target: ObjectStore) -> Bac
     return made
 
 
+def _new_name() -> str:
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{new_nonce()}"
+
+
 def backups(target: ObjectStore) -> list[Backup]:
     """The whole backups at a place, oldest first."""
     keys = [stat.key for stat in target.list(BACKUPS) if stat.key.endswith(DOCUMENT)]
-    return [parse_model(Backup, target.get_bytes(key)) for key in keys]
+    found = [parse_model(Backup, target.get_bytes(key)) for key in keys]
+    return sorted(found, key=lambda backup: backup.made_at)  # names of one second sort by chance
 
 
 def restore(settings: Settings, store: ObjectStore, source: ObjectStore, name: str | None = None) -> Restored:
