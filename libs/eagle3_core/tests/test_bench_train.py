@@ -30,6 +30,26 @@ def test_ours_stands_beside_speculators_with_the_same_gradients() -> None:
             assert row["max_grad_error"] < 1e-4
 
 
+def test_rows_are_told_as_they_are_measured_so_that_a_run_cut_short_keeps_them() -> None:
+    begun = [
+        sys.executable,
+        "-m",
+        "eagle3_core.bench.train",
+        "--device",
+        "cpu",
+        "--cases",
+        "T96",
+        "--densities",
+        "70,70,70",
+    ]
+    with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        first = next(line for line in running.stderr if line.startswith("{"))
+        running.kill()
+
+    assert json.loads(first)["impl"] == "aerie"
+
+
 def test_two_ranks_are_measured_against_one() -> None:
     torchrun = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
     rows = measured(

@@ -2,10 +2,11 @@
 
     python -m eagle3_core.bench.train --device cpu|cuda [--cases S2048,S8192] [--densities 70,30] [--gpus N]
 
-writes one JSON document to stdout: `{"machine": ..., "rows": [...]}`; progress goes to stderr. Each row names its
-implementation, case and density (percent of supervised tokens, in contiguous spans). `ratio` is ours over the fastest
-peer's of the same objective at the same mask, 1.0 for that peer itself; `max_grad_error` is the largest difference of a
-gradient to the peer's, relative to that gradient's norm, where both can be compared.
+writes one JSON document to stdout: `{"machine": ..., "rows": [...]}`; progress goes to stderr, and so does each row as soon
+as it is measured: a run that is cut short keeps what it has. A row names its implementation, case and density (percent of
+supervised tokens, in contiguous spans). `ratio` is ours over the fastest peer's of the same objective at the same mask, 1.0
+for that peer itself; `max_grad_error` is the largest difference of a gradient to the peer's, relative to that gradient's
+norm, where both can be compared.
 
 Steps of all implementations of a case are timed in turns, so that a machine that gets slower is slower for all.
 """
@@ -210,7 +211,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         for density in map(int, asked.densities.split(",")):
             for duel in duels(device):
-                rows += measure(CASES[name], density, duel, device)
+                measured = measure(CASES[name], density, duel, device)
+                for row in measured:
+                    _say(json.dumps(asdict(row)))
+                rows += measured
                 gc.collect()
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
