@@ -383,7 +383,9 @@ def test_the_same_question_many_times_is_no_fault_of_the_template(folder, job):
     write_jsonl(folder / "train.jsonl", [{"prompt": "one"}] * 5)
     write_jsonl(folder / "eval.jsonl", [{"prompt": "two"}] * 20)
 
-    assert preflight(parse_job(job), [folder]).warnings == ()
+    trains, measures = preflight(parse_job(job), [folder]).warnings
+    assert trains.startswith("the 5 training prompts are 1 different one")
+    assert measures.startswith("1 held-out prompt is few")
 
 
 def test_a_val_ratio_that_leaves_less_to_train_on_than_it_holds_out_is_a_warning(folder, job):

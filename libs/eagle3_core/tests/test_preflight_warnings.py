@@ -71,6 +71,15 @@ def test_few_held_out_prompts_are_said_before_anything_runs(folder, job):
     assert preflight(parse_job(job), [folder]).warnings == ()
 
 
+def test_equal_held_out_prompts_are_few_however_many_there_are(folder, job):
+    line = (folder / "eval.jsonl").read_text().splitlines()[0]
+    (folder / "eval.jsonl").write_text(f"{line}\n" * 60)
+
+    (warning,) = preflight(parse_job(job), [folder]).warnings
+
+    assert warning.startswith("1 held-out prompt is few")
+
+
 def test_a_val_ratio_that_leaves_nothing_to_train_on_is_refused(folder, job):
     job["data"]["val_ratio"] = 0.999999
 

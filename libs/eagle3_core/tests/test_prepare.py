@@ -198,6 +198,17 @@ def test_few_held_out_prompts_are_said(tmp_path):
     assert enough["warnings"] == []
 
 
+def test_a_held_out_prompt_that_comes_again_measures_once(tmp_path):
+    job = tiny_job(tmp_path)
+    job["evaluation"]["max_prompts"] = 21
+    write_jsonl(tmp_path / "eval.jsonl", [row for row in tiny_conversations(30, first=10_000) for _ in range(2)])
+
+    result, _, held_out = outcome(context(tmp_path, job))
+
+    assert held_out.ids == [f"row-{i}" for i in range(10_000, 10_021)]  # the most prompts are so many different ones
+    assert result["warnings"] == ["20 held-out prompts were left out: duplicate"]
+
+
 def test_names_that_come_again_are_told_apart(tmp_path):
     job = tiny_job(tmp_path)
     write_jsonl(tmp_path / "train.jsonl", [{"id": "same", "prompt": f"question {i}"} for i in range(3)])

@@ -3,7 +3,8 @@
 Files are read twice, once to count what is usable and once to tokenise what was drawn, so that memory holds tokens and no
 text (a job that asks a server by messages keeps those of its prompts, compressed). Sources are interleaved, so that every
 slice sees the whole mix; prompts that are held out are taken away from training, and a prompt that the verifier will answer
-is asked once: greedy answers to the same prompt are the same.
+is asked once: greedy answers to the same prompt are the same, and measured twice one would narrow the interval without
+being another observation.
 
 Shapes: T tokens of one sample.
 """
@@ -68,21 +69,23 @@ def held_out_prompts(
 
     Raises DatasetFault, DataTooShort, EncodingTooCostly.
     """
-    samples: list[Sample] = []
+    samples: dict[bytes, Sample] = {}
     for source in sources:
         tally = Tally()
         for conversation in source.usable(tally):
             if len(samples) == max_prompts:
                 break
             try:
-                samples.append(sampler.prompt(conversation))
+                sample = sampler.prompt(conversation)
             except Dropped:
                 continue
+            if samples.setdefault(sample.input_ids.tobytes(), sample) is not sample:
+                sampler.dropped[DUPLICATE] += 1
         judge(source.path, tally, bad_rows_limit, pointer=source.pointer)
     if not samples:
         raise sampler.nothing_left("/evaluation/prompts")
-    return _token_set(samples), frozenset(
-        key for sample in samples for key in (sample.prompts[-1], *sample.token_prompts)
+    return _token_set(list(samples.values())), frozenset(
+        key for sample in samples.values() for key in (sample.prompts[-1], *sample.token_prompts)
     )
 
 

@@ -49,7 +49,7 @@ STAGES: dict[StageName, Stage] = {
     stage.name: stage
     for stage in (
         # dtype and aux_layers are checked in prepare; what it commits is the same for all of them.
-        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 5,
+        Stage("prepare", "prep", (), ("verifier", "datasets", "data", "extraction", "evaluation"), 6,
               drops={"verifier": ("backend", "device", *SERVING), "extraction": ("codec", "shard_bytes", "endpoint"),
                      "evaluation": ("num_steps", "max_new_tokens", "unit_prompts", "batch_size",
                                     "near_tie_logit_gap", "speed_in_flight", "gate"),

@@ -101,9 +101,9 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     digests = _fingerprints([*train, *prompts], say)
     _check_same_files(spec, digests)
     warnings = [*_warnings(spec, seen.verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
-    warnings += _little_left(spec.data.val_ratio, trains)
+    warnings += [*_repeated(trains), *_little_left(spec.data.val_ratio, trains)]
     if measures.whole:
-        warnings += few_prompts(min(len(measures.keys), spec.evaluation.max_prompts or len(measures.keys)))
+        warnings += few_prompts(min(len(set(measures.keys)), spec.evaluation.max_prompts or len(measures.keys)))
     return Preflight(
         {"verifier": seen.verifier.digest, **digests},
         tuple(warnings),
@@ -177,6 +177,16 @@ def _shared(train: Look, prompts: Look) -> Iterator[str]:
         yield (
             f"{shared} of the {'' if train.whole else 'first '}{len(train.keys)} training conversations ask held-out "
             "prompts (the same up to case and spacing); they are left out of the training"
+        )
+
+
+def _repeated(train: Look) -> Iterator[str]:
+    """A warning where the verifier would answer no more than half of the prompts, since each is asked once."""
+    total, different = len(train.keys), len(set(train.keys))
+    if not train.answered and 2 * different <= total:
+        yield (
+            f"the {'' if train.whole else 'first '}{total} training prompts are {different} different "
+            f"one{'s' * (different > 1)} (up to case and spacing), and each is answered and trained on once"
         )
 
 
