@@ -86,7 +86,7 @@ def test_a_training_too_short_to_teach_anything_is_said_before_it_begins(tmp_pat
         return any("a drafter needs hundreds" in line.text for line in ctx.reporter.lines if line.level == "warning")
 
     assert warned("short", epochs=2)
-    assert not warned("long", epochs=120, batch_tokens=16)
+    assert not warned("long", epochs=20, batch_tokens=16)
     assert not warned("as short as asked for", epochs=2, max_steps=3)
 
 
