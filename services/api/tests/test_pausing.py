@@ -51,6 +51,23 @@ def test_what_runs_is_told_to_save_and_gives_its_place_back_without_using_up_an_
     assert api.job(job["id"])["status"] == "succeeded"
 
 
+@pytest.mark.parametrize("stop", ["pause", "cancel"])
+def test_a_job_that_was_stopped_shows_how_far_it_had_come_until_it_goes_on(api, stop):
+    job = api.post()
+    worker, unit = api.reach("train")
+    worker.beat(unit, progress={"done": 13, "total": 100, "unit": "steps"})
+    api.http.post(f"/jobs/{job['id']}/{stop}")
+    worker.fail(unit, "preempted" if stop == "pause" else "cancelled")
+
+    stopped = api.stage(job["id"], "train")
+    api.http.post(f"/jobs/{job['id']}/{'resume' if stop == 'pause' else 'retry'}")
+    waiting = api.stage(job["id"], "train")
+    worker.beat(worker.take(), progress={"done": 12, "total": 100, "unit": "steps"})
+
+    assert (stopped["progress_percentage"], waiting["progress_percentage"]) == (13.0, 13.0)
+    assert api.stage(job["id"], "train")["progress_percentage"] == 12.0
+
+
 def test_what_finishes_in_time_counts_and_the_next_stage_waits_for_the_resumption(api):
     job = api.post()
     worker, unit = api.reach("train")

@@ -114,7 +114,7 @@ def _share(units: Sequence[Unit]) -> float:
 def _unit_share(unit: Unit) -> float:
     if unit.state == UnitState.SUCCEEDED:
         return 1.0
-    if unit.state != UnitState.RUNNING or not unit.progress:
+    if not unit.progress:
         return 0.0
     progress = Progress.model_validate(unit.progress)
     share = progress.done / progress.total if progress.total > 0 else 0.0

@@ -55,7 +55,8 @@ def drop(unit: Unit, state: UnitState, now: float) -> None:
 
 
 def _let_go(unit: Unit) -> None:
-    unit.worker_id = unit.incarnation = unit.lease_expires_at = unit.progress = None
+    """Take `unit` from its worker. What it had reached stays said until another worker begins."""
+    unit.worker_id = unit.incarnation = unit.lease_expires_at = None
     unit.moved_at = unit.longest_step_s = None
 
 
