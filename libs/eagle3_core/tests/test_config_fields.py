@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_agreement import refused
 
 from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.fields import MAX_LABELS
 from eagle3_core.verifier.folder import VerifierFault
-from eagle3_core.verifier.identity import inspect
 
 
 @pytest.fixture
@@ -21,16 +21,9 @@ def folder(tmp_path) -> Path:
 
 
 def says(folder: Path, file: str = "config.json", **fields: Any) -> None:
+    """Change fields of a JSON file; None is written as null."""
     place = folder / file
     place.write_text(json.dumps({**json.loads(place.read_text()), **fields}))
-
-
-def refused(folder: Path) -> VerifierFault:
-    with pytest.raises(VerifierFault) as caught:
-        inspect(folder)
-    assert caught.value.pointer == "/verifier/model"
-    assert caught.value.remedy
-    return caught.value
 
 
 @pytest.mark.parametrize(

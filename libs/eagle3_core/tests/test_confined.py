@@ -20,16 +20,20 @@ SERVICE = "confined_service:service"
 SMALL = Limits(cpu_s=60, wall_s=120, memory_bytes=256 << 20)
 
 
-@pytest.fixture
-def process(monkeypatch):
+@pytest.fixture(autouse=True)
+def _(monkeypatch):
+    """A process finds the service beside this file."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+
+
+@pytest.fixture
+def process():
     with Confined(SERVICE, SMALL) as process:
         yield process
 
 
 @pytest.fixture
-def brief(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+def brief():
     with Confined(SERVICE, replace(SMALL, cpu_s=0.5)) as process:
         yield process
 
@@ -69,8 +73,7 @@ def test_one_look_may_be_given_less_time_than_all(process):
     assert "more than 0.05 s of CPU time" in unanswered(process, do="spin", cpu_s=0.05).why
 
 
-def test_looks_that_follow_one_another_do_not_make_the_wait_longer(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+def test_looks_that_follow_one_another_do_not_make_the_wait_longer():
     with (
         Confined(SERVICE, Limits(cpu_s=60, wall_s=2, memory_bytes=1 << 30)) as process,
         pytest.raises(Unanswered) as caught,
@@ -110,14 +113,12 @@ def test_a_service_that_does_not_start_is_no_fault_of_the_question():
 
 
 def test_the_environments_secrets_stay_outside(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("AERIE_SECRET", "swordfish")
     with Confined(SERVICE, SMALL) as process:
         assert "AERIE_SECRET" not in process.ask({"do": "environment"})
 
 
-def test_a_question_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+def test_a_question_that_hangs_is_given_up():
     with (
         Confined(SERVICE, Limits(cpu_s=60, wall_s=0.2, memory_bytes=1 << 30)) as process,
         pytest.raises(Unanswered) as caught,

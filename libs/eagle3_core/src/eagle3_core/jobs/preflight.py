@@ -103,7 +103,8 @@ def preflight(spec: JobSpec, file_roots: Sequence[Path], say: Say = nothing) -> 
     warnings = [*_warnings(spec, seen.verifier), *trains.warnings, *measures.warnings, *_shared(trains, measures)]
     warnings += [*_repeated(trains), *_little_left(spec.data.val_ratio, trains)]
     if measures.whole:
-        warnings += few_prompts(min(len(set(measures.keys)), spec.evaluation.max_prompts or len(measures.keys)))
+        different = len(set(measures.keys))
+        warnings += few_prompts(min(different, spec.evaluation.max_prompts or different))
     return Preflight(
         {"verifier": seen.verifier.digest, **digests},
         tuple(warnings),
