@@ -10,15 +10,17 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 from sqlalchemy import select
 
 from aerie_api.db import Database, tell
 from aerie_api.engines import DatabaseInUse
-from aerie_api.house import WeakToken, worker_token
-from aerie_api.server import listen
+from aerie_api.house import House, Parts, WeakToken, worker_token
+from aerie_api.server import Server, listen
 from aerie_api.settings import InvalidSettings, RemoteBindRefused, Settings, read_settings
 from aerie_api.tables import Worker
 from eagle3_core.addresses import PlainHttpRefused
@@ -40,6 +42,15 @@ def test_the_body_of_an_answer_does_not_wait_for_the_clients_word_on_its_headers
         connection, _ = listening.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_an_idle_connection_is_closed_by_the_client_first(tmp_path):
+    """Else a worker's next request may meet a connection that is just being closed."""
+    settings = Settings(run_dir=tmp_path / "run", data_dir=tmp_path / "data")
+    with closing(House(settings, Parts(reaper=False))) as house, listen(settings) as listening:
+        expiry_s = httpx.Limits().keepalive_expiry
+        assert expiry_s is not None
+        assert Server(house, listening).config.timeout_keep_alive > expiry_s
 
 
 def test_only_one_process_opens_the_database(db, tmp_path):

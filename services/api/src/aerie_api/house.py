@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
-from aerie_api.bell import Bell
+from aerie_api.bell import Bell, Line
 from aerie_api.broker import Broker, CeleryBroker
 from aerie_api.db import Database, Topic
 from aerie_api.drafters.service import DrafterService
@@ -111,8 +111,8 @@ class House:
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
         self.clock = parts.clock
-        self.bells: dict[Topic, Bell] = {"work": Bell(), "news": Bell(), "stops": Bell()}
-        self.work, self.news, self.stops = self.bells["work"], self.bells["news"], self.bells["stops"]
+        self.work, self.news, self.stops = Line(), Bell(), Bell()
+        self.bells: dict[Topic, Bell | Line] = {"work": self.work, "news": self.news, "stops": self.stops}
         self.ringer: Ringer | None = None
         self.room_keeper = Reaper(lambda: self.tend(self.storage.room.watch), settings.room_interval_s)
         self.worker_token = worker_token(settings.token_file)

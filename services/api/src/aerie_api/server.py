@@ -32,6 +32,9 @@ from eagle3_core.telemetry import logs, traces
 from eagle3_core.telemetry.scrape import Scrapable
 
 GRACE_S = 10
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than clients (httpx: 5 s) and proxies (60 s) keep theirs. Whoever closes it
+first must be who sends next, or a request meets a closed connection."""
 logger = logging.getLogger("aerie_api")
 
 
@@ -59,7 +62,7 @@ class Server(uvicorn.Server):
     def __init__(self, house: House, listening: socket.socket, metrics_url: str | None = None) -> None:
         config = uvicorn.Config(
             create_app(house.settings, house=house), log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=GRACE_S, lifespan="on",
+            timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, lifespan="on",
             ssl_certfile=house.settings.tls_cert, ssl_keyfile=house.settings.tls_key,
         )  # fmt: skip
         _load_certificate(config)

@@ -14,7 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from aerie_api.bell import Bell
+from aerie_api.bell import Line
 from aerie_api.engines import unavailable
 from aerie_api.house import House, house_of
 from aerie_api.internal.schemas import Claim, Done, StopsQuestion
@@ -81,23 +81,25 @@ async def claim(request: Request, claim: Claim, token: Token, inside: Inside) ->
     return Response(assignment.model_dump_json(), media_type="application/json")
 
 
-async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Bell) -> Assignment | None:
+async def wait_for_work(request: Request, claim: Claim, claims: Claims, work: Line) -> Assignment | None:
     """The next unit for a worker that stays on the line, or None after `wait_s`."""
-    deadline = time.monotonic() + claim.wait_s
-    with work.listen() as waiter:
+    deadline, queues = time.monotonic() + claim.wait_s, claim.only or claim.queues
+    with work.stand(frozenset(queues)) as waiter:
         while not await request.is_disconnected():
-            left = deadline - time.monotonic()
+            left = pause = deadline - time.monotonic()
             try:
                 if (assignment := await run_in_threadpool(claims.claim, claim)) is not None:
                     return assignment
-                due = await run_in_threadpool(claims.next_due, claim.only or claim.queues)
+                waiter.in_vain()
+                if (due := await run_in_threadpool(claims.next_due, queues)) is not None:
+                    work.ring_in(max(due, 0.01))
             except SQLAlchemyError as error:  # the database is away: who waits anyway waits for it too
                 if unavailable(error) is None or left <= AWAY_PAUSE_S:
                     raise
-                due = AWAY_PAUSE_S
+                pause = AWAY_PAUSE_S
             if left <= 0 or work.closed:
                 return None
-            await waiter.heard(left if due is None else min(left, max(due, 0.01)))
+            await waiter.heard(pause)
     return None
 
 

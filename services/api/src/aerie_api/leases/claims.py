@@ -8,6 +8,7 @@ at the unit, so what it then reads is true until it commits, whoever else is at 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -45,6 +46,9 @@ from eagle3_core.jobs.wire import (
 )
 from eagle3_core.telemetry.logs import note
 
+REAP_EVERY_S = 1.0
+"""How often claims look for leases that are over, however many workers ask."""
+
 
 class UnknownToken(AerieError):
     """The token belongs to no attempt at this unit."""
@@ -66,6 +70,7 @@ class Claims:
         self._retries = Retries(rules)
         self._clock = clock
         self._stuck_factor = stuck_factor
+        self._reaped_at = -math.inf
 
     # -- claiming
 
@@ -75,7 +80,9 @@ class Claims:
         Raises WorkerSetAside.
         """
         refusal = self._free_earlier(request)
-        self.reap()
+        if abs((now := self._clock()) - self._reaped_at) >= REAP_EVERY_S:
+            self._reaped_at = now
+            self.reap()
         if refusal is not None:
             with self._db.write() as session:
                 WorkerRepository(session).seen(request, self._clock())
