@@ -30,6 +30,15 @@ def test_ours_stands_beside_speculators_with_the_same_gradients() -> None:
             assert row["max_grad_error"] < 1e-4
 
 
+def test_muons_step_stands_beside_that_of_adamw() -> None:
+    rows = measured(
+        "eagle3_core.bench.train", "--device", "cpu", "--cases", "T96", "--densities", "70", "--optimizer", "muon"
+    )
+
+    assert [row["impl"] for row in rows] == ["aerie (trained head, muon)", "aerie (trained head, adamw)"]
+    assert rows[0]["ratio"] == pytest.approx(rows[1]["ms"] / rows[0]["ms"])
+
+
 def test_rows_are_told_as_they_are_measured_so_that_a_run_cut_short_keeps_them() -> None:
     begun = [
         sys.executable,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,11 +43,13 @@ class Case:
     draft_vocab: int
     steps: int
     turn: int = TURN
+    algorithm: Literal["eagle3", "eagle3.1"] = "eagle3"
+    """The peers know no other than the first."""
 
     def config(self) -> DrafterConfig:
-        """The drafter's, as EAGLE-3 has it: the peers know no other."""
+        """The drafter's."""
         return DrafterConfig(
-            algorithm="eagle3", hidden_size=self.hidden, intermediate_size=self.inner, num_heads=self.heads,
+            algorithm=self.algorithm, hidden_size=self.hidden, intermediate_size=self.inner, num_heads=self.heads,
             num_kv_heads=self.kv_heads, head_dim=self.head_dim, hidden_act="silu", rms_norm_eps=1e-5,
             initializer_range=0.02, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
             max_position_embeddings=max(4096, 2 * self.tokens), vocab_size=self.vocab, draft_vocab_size=self.draft_vocab,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,10 +25,13 @@ from eagle3_core.drafter.losses import LossName, Objective
 from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import batch_loss
 from eagle3_core.drafter.testing import MemorySamples
+from eagle3_core.train.muon import FlatMuon
 from eagle3_core.train.optim import FlatAdamW, clipped
 from eagle3_core.train.prefetch import tensors_of
 
 RATE = 1e-4
+OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS = {"adamw": FlatAdamW, "muon": FlatMuon}
 
 
 class Implementation(Protocol):
@@ -48,7 +51,11 @@ class Implementation(Protocol):
 class Ours:
     """This library."""
 
-    def __init__(self, work: Work, device: torch.device, *, loss: LossName, rule: LabelRule, label: str = "") -> None:
+    def __init__(
+        self, work: Work, device: torch.device, *, loss: LossName, rule: LabelRule, label: str = "",
+        optimizer: OptimizerName | None = None,
+    ) -> None:  # fmt: skip
+        """`optimizer`: AdamW on a GPU and none on a CPU unless given."""
         self.name = f"aerie{label}"
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._flat = FlatWeights(work.drafter, device, dtype)
@@ -57,7 +64,8 @@ class Ours:
         batch = work.batch(rule)
         batch = replace(batch, **{name: tensor.to(device) for name, tensor in tensors_of(batch)})
         self._batch = batch
-        self._adam = FlatAdamW(self._flat, (0.9, 0.95), 0.0) if device.type == "cuda" else None
+        chosen = optimizer or ("adamw" if device.type == "cuda" else None)
+        self._optimizer = OPTIMIZERS[chosen](self._flat, (0.9, 0.95), 0.0) if chosen else None
 
     def step(self) -> Tensor:
         """The plan is laid out anew, as for every batch of a run."""
@@ -66,13 +74,13 @@ class Ours:
         numerator, denominator, _ = batch_loss(self._flat.drafter, self._teacher, batch, self._objective)
         # speculators' loss is a sum over steps of means, ours one mean: K times as much where steps have as many pairs.
         loss = numerator * (self._objective.steps / denominator)
-        if self._adam is None:
+        if self._optimizer is None:
             loss.backward()
             return loss.detach()
         numerator.backward()
         gradient_N = self._flat.gradient()
         _, scale = clipped(torch.linalg.vector_norm(gradient_N, dtype=torch.float32).double(), denominator, 1.0)
-        self._adam.step(gradient_N, scale, RATE)
+        self._optimizer.step(gradient_N, scale, RATE)
         return loss.detach()
 
     def gradients(self) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
 """One training step, ours and the peers', on the same inputs in one run.
 
-    python -m eagle3_core.bench.train --device cpu|cuda [--cases S2048,S8192] [--densities 70,30] [--gpus N]
+    python -m eagle3_core.bench.train --device cpu|cuda [--cases S2048,S8192] [--densities 70,30] [--optimizer muon]
 
 writes one JSON document to stdout: `{"machine": ..., "rows": [...]}`; progress goes to stderr, and so does each row as soon
 as it is measured: a run that is cut short keeps what it has. A row names its implementation, case and density (percent of
 supervised tokens, in contiguous spans). `ratio` is ours over the fastest peer's of the same objective at the same mask, 1.0
 for that peer itself; `max_grad_error` is the largest difference of a gradient to the peer's, relative to that gradient's
 norm, where both can be compared.
+
+`--optimizer muon` asks what Muon's step costs instead: ours with it beside ours with AdamW, on a CPU too.
 
 Steps of all implementations of a case are timed in turns, so that a machine that gets slower is slower for all.
 """
@@ -24,12 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from eagle3_core.bench import specforge
 from eagle3_core.bench.cases import CASES, ON_CPU, ON_CUDA, Case, Work, make
-from eagle3_core.bench.implementations import Implementation, Ours, Speculators
+from eagle3_core.bench.implementations import Implementation, OptimizerName, Ours, Speculators
 from eagle3_core.drafter.chains import LabelRule
 from eagle3_core.drafter.losses import LossName
 
@@ -66,6 +69,17 @@ class Duel:
     rule: LabelRule
     train_head: bool
     peers: tuple[Callable[[Work, torch.device], Implementation], ...]
+    optimizer: OptimizerName | None = None
+    """Of ours, if not that which fits the peers."""
+
+
+def optimizers() -> list[Duel]:
+    """Muon's step beside AdamW's, with the objective and the head that a job has unless it says otherwise."""
+
+    def adamw(work: Work, device: torch.device) -> Implementation:
+        return Ours(work, device, loss="soft_ce", rule="serving", label=" (trained head, adamw)", optimizer="adamw")
+
+    return [Duel(" (trained head, muon)", "soft_ce", "serving", True, (adamw,), "muon")]
 
 
 def duels(device: torch.device) -> list[Duel]:
@@ -101,13 +115,15 @@ def _specforge(compact: bool) -> Callable[[Work, torch.device], Implementation]:
 def measure(case: Case, density: int, duel: Duel, device: torch.device) -> list[Row]:
     """Ours and the peers of `duel`, the fastest first among them as reference."""
     work = make(case, density / 100, device, train_head=duel.train_head)
-    ours, standing = _standing(lambda: Ours(work, device, loss=duel.loss, rule=duel.rule, label=duel.label), device)
+    how: dict[str, Any] = {"loss": duel.loss, "rule": duel.rule, "label": duel.label, "optimizer": duel.optimizer}
+    ours, standing = _standing(lambda: Ours(work, device, **how), device)
     everyone, held = [ours], [standing + work.embedding_bytes]
     for build in duel.peers:
         _say(f"{case.name} {density} %: preparing a peer{duel.label}")
         peer, standing = _standing(partial(build, work, device), device)
         everyone, held = [*everyone, peer], [*held, standing]
-    error = _gradient_error(ours, everyone[1:]) if device.type == "cpu" else None
+    compares = device.type == "cpu" and duel.optimizer is None
+    error = _gradient_error(ours, everyone[1:]) if compares else None
     times = _timed(everyone, device)
     peaks = [_peak(one, own + work.state_bytes, device) for one, own in zip(everyone, held, strict=True)]
     medians = [statistics.median(times[i]) for i in range(len(everyone))]
@@ -204,13 +220,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cases")
     parser.add_argument("--densities", default="70,30")
+    parser.add_argument("--optimizer", choices=("muon",))
     asked = parser.parse_args(arguments)
     device = torch.device(asked.device)
     names = asked.cases.split(",") if asked.cases else (ON_CPU if asked.device == "cpu" else ON_CUDA)
     rows: list[Row] = []
     for name in names:
         for density in map(int, asked.densities.split(",")):
-            for duel in duels(device):
+            for duel in optimizers() if asked.optimizer else duels(device):
                 measured = measure(CASES[name], density, duel, device)
                 for row in measured:
                     _say(json.dumps(asdict(row)))
