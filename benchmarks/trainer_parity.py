@@ -8,11 +8,15 @@ the same batches in the same order, with torch's backward pass, clip and AdamW:
                   kl, frozen head, its label rule
     plain         `drafter.reference`, the loss by plain autograd, with the demo's own objective
 
-Judged is what serving would see: the acceptance length on prompts of the test split, decoded for real. The difference is
-paired by prompt; its interval is a bootstrap over prompts (2,000 resamples, 95 %). Equal trainers have zero inside it.
+Judged is what serving would see: the acceptance length on prompts of the test split, decoded for real. Each pair is trained
+from several seeds (of the weights and of the order of samples), because training is as noisy as the choice of prompts: two
+runs that differ in rounding alone ended .015 apart, seeds of one trainer up to .07. The difference is paired by seed and
+prompt; its interval is a bootstrap that draws seeds anew and prompts anew (2,000 resamples, 95 %). Equal trainers have zero
+inside it. A bootstrap over few seeds is narrower than the truth (by the root of 2/3 with three), so the difference of every
+seed is printed too.
 Seconds are those of the steps alone; batches are made before, for all alike.
 
-    python benchmarks/trainer_parity.py [--small] [--out FOLDER]
+    python benchmarks/trainer_parity.py [--seeds 3] [--only speculators|plain] [--small] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
-from rows import ROOT, Row, benchmark, real_verifier
+from rows import ROOT, Row, command_line, publish, real_verifier
 from torch import Tensor
 
 from eagle3_core.bench.cases import CASES, Work
@@ -222,38 +227,70 @@ def pose(
     return Recipe(drafter, teacher, feed, samples, Objective(training.ttt_steps, loss), training)
 
 
-def paired(ours: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[float, float, float, float, float]:
-    """(acceptance length of ours, of theirs, their difference, its interval's ends)."""
-    by_prompt = {m.chain.index: m.chain for m in theirs}
-    pairs = [(m.chain, by_prompt[m.chain.index]) for m in ours]
-    counts_P4 = np.array([[a.tokens, a.calls, b.tokens, b.calls] for a, b in pairs], dtype=np.float64)
-    draws = np.random.default_rng(0).integers(0, len(counts_P4), (RESAMPLES, len(counts_P4)))
-    sums_R4 = np.concatenate([counts_P4.sum(0, keepdims=True), counts_P4[draws].sum(1)])
-    mine_R, reference_R = sums_R4[:, 0] / sums_R4[:, 1], sums_R4[:, 2] / sums_R4[:, 3]
-    low, high = np.percentile((mine_R - reference_R)[1:], [2.5, 97.5])
-    return float(mine_R[0]), float(reference_R[0]), float(mine_R[0] - reference_R[0]), float(low), float(high)
+Looks = Sequence[Sequence[Measured]]
+"""Of each seed, what every prompt came to."""
+
+
+def paired(ours: Looks, theirs: Looks) -> tuple[float, float, float, float]:
+    """(acceptance length of ours, of theirs, ends of their difference's interval), seeds and prompts drawn anew."""
+    mine_SP2, reference_SP2 = _counts(ours), _counts(theirs)
+    counts_SP4 = np.concatenate([mine_SP2, reference_SP2], axis=2)
+    drawn, (seeds, prompts, _) = np.random.default_rng(0), counts_SP4.shape
+    found = [_lengths(counts_SP4)]
+    for _ in range(RESAMPLES):
+        some = counts_SP4[drawn.integers(0, seeds, seeds)]
+        found.append(_lengths(some[:, drawn.integers(0, prompts, prompts)]))
+    differences = [mine - reference for mine, reference in found[1:]]
+    low, high = np.percentile(differences, [2.5, 97.5])
+    return *found[0], float(low), float(high)
+
+
+def _counts(looks: Looks) -> NDArray[np.float64]:
+    """[seeds, prompts, 2]: tokens and verify calls, prompts in one order."""
+    ordered = [sorted(look, key=lambda m: m.chain.index) for look in looks]
+    return np.array([[[m.chain.tokens, m.chain.calls] for m in look] for look in ordered], dtype=np.float64)
+
+
+def _lengths(counts_SP4: NDArray[np.float64]) -> tuple[float, float]:
+    """Acceptance lengths of both, over all seeds and prompts."""
+    tokens, calls, their_tokens, their_calls = counts_SP4.sum((0, 1))
+    return float(tokens / calls), float(their_tokens / their_calls)
+
+
+Trainer = Callable[[Recipe], Trained]
 
 
 def judge(
-    name: str, recipe: Recipe, ours: Trained, theirs: Trained, look: Callable[[Drafter], list[Measured]]
+    name: str, recipes: Sequence[Recipe], trainers: tuple[Trainer, Trainer], look: Callable[[Drafter], list[Measured]]
 ) -> list[Row]:
-    """The rows of one pair of trainers."""
-    mine, reference, difference, low, high = paired(look(ours[0]), look(theirs[0]))
+    """The rows of one pair of trainers, over all seeds."""
+    say = Console(soft_wrap=True, highlight=False).print
+    looks: tuple[list[list[Measured]], list[list[Measured]]] = ([], [])
+    seconds = [0.0, 0.0]
+    for recipe in recipes:
+        for i, train in enumerate(trainers):
+            drafter, spent = train(recipe)
+            looks[i].append(look(drafter))
+            seconds[i] += spent
+        mine, reference = _lengths(np.concatenate([_counts(side[-1:]) for side in looks], axis=2))
+        say(f"{name}, seed {recipe.training.seed}: {mine:.4f} and {reference:.4f}, difference {mine - reference:+.4f}")
+    mine, reference, low, high = paired(*looks)
     inside = "inside" if low <= 0 <= high else "OUTSIDE"
-    Console().print(
-        f"{name}: {len(recipe.order())} steps in {ours[1]:.1f} s, {name} in {theirs[1]:.1f} s; acceptance length "
-        f"{mine:.4f} and {reference:.4f}, difference {difference:+.4f}, 95 % of resamples from {low:+.4f} to "
-        f"{high:+.4f}: zero is {inside}",
-        soft_wrap=True, highlight=False,
-    )  # fmt: skip
+    steps = sum(len(recipe.order()) for recipe in recipes)
+    say(
+        f"{name}: {steps} steps in {seconds[0]:.1f} s, {name} in {seconds[1]:.1f} s; acceptance length {mine:.4f} and "
+        f"{reference:.4f}, difference {mine - reference:+.4f}, 95 % of resamples of {len(recipes)} seeds and of prompts "
+        f"from {low:+.4f} to {high:+.4f}: zero is {inside}"
+    )
+    tokens = sum(recipe.tokens for recipe in recipes)
     return [
         Row(f"held-out acceptance length beside {name}", mine, "tokens a verify call", reference),
-        Row(f"training beside {name}", recipe.tokens / ours[1], "tokens/s", recipe.tokens / theirs[1]),
+        Row(f"training beside {name}", tokens / seconds[0], "tokens/s", tokens / seconds[1]),
     ]
 
 
-def compare(small: bool) -> list[Row]:
-    """Make the answers, train both pairs, measure all."""
+def compare(small: bool, seeds: int, only: str | None) -> list[Row]:
+    """Make the answers, train the pairs from every seed, measure all."""
     job = json.loads((EXAMPLE / "job.json").read_text(encoding="utf-8"))
     data, regenerate = job["data"], job["data"]["regenerate"]
     training = Training.model_validate(job["training"] | ({"epochs": 1} if small else {}))
@@ -283,18 +320,34 @@ def compare(small: bool) -> list[Row]:
             verifier, drafter, unseen, judged, num_steps=job["evaluation"]["num_steps"], on_progress=lambda **_: None
         )
 
-    theirs = pose(
-        verifier, samples, training, size, data["val_ratio"], loss="kl", rule="speculators", train_head=False
-    )  # fmt: skip
-    own = pose(
-        verifier, samples, training, size, data["val_ratio"],
-        loss=training.loss, rule=training.label_rule, train_head=training.train_lm_head,
-    )  # fmt: skip
-    return [
-        *judge("speculators", theirs, train_ours(theirs), train_speculators(theirs), look),
-        *judge("plain", own, train_ours(own), train_plain(own), look),
-    ]
+    def posed(loss: LossName, rule: LabelRule, *, train_head: bool) -> list[Recipe]:
+        """The job from every seed."""
+        return [
+            pose(
+                verifier, samples, training.model_copy(update={"seed": training.seed + i}), size, data["val_ratio"],
+                loss=loss, rule=rule, train_head=train_head,
+            )
+            for i in range(seeds)
+        ]  # fmt: skip
+
+    rows: list[Row] = []
+    if only != "plain":
+        theirs = posed("kl", "speculators", train_head=False)
+        rows += judge("speculators", theirs, (train_ours, train_speculators), look)
+    if only != "speculators":
+        own = posed(training.loss, training.label_rule, train_head=training.train_lm_head)
+        rows += judge("plain", own, (train_ours, train_plain), look)
+    return rows
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    options = command_line(__doc__ or "")
+    options.add_argument("--seeds", type=int, default=3, help="trainings of each trainer (default: 3; with --small 2)")
+    options.add_argument("--only", choices=("speculators", "plain"), help="one pair")
+    asked = options.parse_args()
+    publish(Path(sys.argv[0]).stem, compare(asked.small, 2 if asked.small else asked.seeds, asked.only), asked.out)
 
 
 if __name__ == "__main__":
-    benchmark(compare)
+    main()
