@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,21 @@ def test_a_drafter_learns_a_toy_language_perfectly_which_no_wrong_shift_could(tm
                 assert int(token) == int(follows[ids[-1]])
                 ids.append(int(token))
                 out = trained.layer(token[:, None], out, torch.tensor([[3 + k]]), cache)
+
+
+def test_the_first_batches_are_read_while_the_weights_are_put_in_place(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    trainer = run.trainer(run.context())
+    read, load, hold = threading.Event(), trainer._feed.load, trainer._hold
+
+    def told(*batch: Any, **how: Any) -> Any:
+        read.set()
+        return load(*batch, **how)
+
+    def placed() -> Any:
+        assert read.wait(30), "no batch is read before the weights are in place"
+        return hold()
+
+    trainer._feed.load, trainer._hold = told, placed
+
+    assert trainer.run().steps

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from eagle3_core.drafter.losses import Objective
 from eagle3_core.drafter.model import Drafter
@@ -84,7 +85,7 @@ class Trainer:
             training.ttt_decay,
             training.expected_length_weight,
         )
-        self._replica = hold(drafter, teacher, objective, training, place)
+        self._hold = partial(hold, drafter, teacher, objective, training, place)
         self._cursor = Cursor()
         epochs = [len(feed.groups(e, training.accumulation)) for e in range(training.epochs)]
         self.total_steps = min(sum(epochs), training.max_steps or sum(epochs))
@@ -98,12 +99,17 @@ class Trainer:
 
     def run(self) -> Trained:
         """Train to the end, from the newest checkpoint where there is one. Raises Diverged, Preempted."""
-        self._resume()
-        self._speed.start()
+        restored = self._newest()
         cursor = self._cursor
-        # One window over the whole run: an epoch's end or a validation does not begin with an empty one.
+        # One window over the whole run: an epoch's end or a validation does not begin with an empty one. It is open before
+        # the weights are in place, so the first batches are read meanwhile.
         load = partial(self._feed.load, pinned=self._device.type == "cuda")
         with Prefetch(load, self._ahead(cursor), self._device, self._workers) as self._data:
+            self._replica = self._hold()
+            if restored is not None:
+                self._replica.restore(restored)
+            del restored
+            self._speed.start()
             while not cursor.finished:
                 for group in self._groups(cursor.epoch, cursor.group, cursor.step):
                     self._honour_stop()
@@ -273,14 +279,15 @@ class Trainer:
                 step, tensors, self._cursor.model_dump(), lambda: self._ctx.log(f"checkpoint at step {step}")
             )
 
-    def _resume(self) -> None:
+    def _newest(self) -> Mapping[str, Tensor] | None:
+        """Move the cursor to the newest checkpoint; its tensors, which only rank 0 has, or None where there is none."""
         restored = self._checkpoints.latest() if self._ranks.first else None
         cursor = self._ranks.from_first(None if restored is None else restored.marker.cursor)
         if cursor is None:
-            return
-        self._replica.restore({} if restored is None else restored.tensors)
+            return None
         self._cursor = Cursor.model_validate(cursor)
         self._ctx.log(f"going on from the checkpoint at step {self._cursor.step} of {self.total_steps}")
+        return {} if restored is None else restored.tensors
 
 
 def decode_threads(asked: int | None, device: torch.device) -> int:

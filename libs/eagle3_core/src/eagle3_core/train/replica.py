@@ -30,6 +30,7 @@ from eagle3_core.drafter.model import Drafter
 from eagle3_core.drafter.step import PackedBatch, batch_loss
 from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
+from eagle3_core.train.landing import Landing
 from eagle3_core.train.memory import Demand, Rows
 from eagle3_core.train.muon import FlatMuon
 from eagle3_core.train.optim import FlatAdamW, clipped
@@ -104,6 +105,7 @@ class Replica:
         kind = FlatMuon if training.optimizer == "muon" else FlatAdamW
         self._optimizer = kind(self._flat, training.betas, training.weight_decay)
         self._place, self._demand = place, place.demand(drafter.config, training)
+        self._landing = Landing(self._flat.masters())
         self._gradient_N: Tensor | None = None
         self._passes = 0
         self._waits: list[Callable[[], object]] = []
@@ -171,7 +173,7 @@ class Replica:
 
     def drafter(self) -> Drafter:
         """See `Held`."""
-        trained = {name: weight.detach().to("cpu", copy=True) for name, weight in self._flat.masters().items()}
+        trained = self._landing.brought(self._flat.masters())
         kept = {name: weight.detach() for name, weight in self._origin.weights.items()}
         return replace(self._origin, weights=kept | trained)
 
