@@ -80,11 +80,12 @@ def test_nested_progress_moves_one_bar_and_nested_curves_are_dropped():
     whisper = Whisper(reporter, 2, 6, "train")
     from eagle3_core.jobs.wire import LogLine, Metric, Progress
 
-    whisper.progress(Progress(done=1, total=2, note="epoch 1"))
+    whisper.progress(Progress(done=1, total=2, note="epoch 1", tokens_per_s=70))
     whisper.metric(Metric(name="loss", value=9.0, step=1))
     whisper.log(LogLine(at=0, text="hello"))
 
     assert (reporter.said[0].done, reporter.said[0].total, reporter.said[0].note) == (2.5, 6, "train epoch 1")
+    assert reporter.said[0].tokens_per_s == 70
     assert reporter.metrics == []
     assert reporter.lines[0].text == "train: hello"
 

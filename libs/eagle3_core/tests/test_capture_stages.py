@@ -365,6 +365,7 @@ def test_rates_are_drawn_from_the_stages_first_sample_on(job):
     assert sorted(drawn) == ["samples_per_s", "tokens_per_s"]
     assert {step for step, _ in drawn.values()} == {6}
     assert drawn["tokens_per_s"][1] > drawn["samples_per_s"][1] > 0
+    assert ctx.reporter.said[-1].tokens_per_s == drawn["tokens_per_s"][1]
 
 
 def test_a_drafter_of_other_layers_than_the_running_verifier_captures_is_refused_before_any_work(job):

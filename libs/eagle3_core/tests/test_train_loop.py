@@ -191,6 +191,19 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert trained.val_loss == [m.value for m in reporter.metrics if m.name == "val_loss"][-1]
 
 
+def test_the_pace_in_tokens_is_told_in_words_and_as_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle3_core.train.progress.PROGRESS_EVERY_S", 0)
+    run = Run(tmp_path)
+    ctx = run.context()
+
+    run.trainer(ctx).run()
+
+    assert isinstance(ctx.reporter, RecordingReporter)
+    *steps, _end = ctx.reporter.said
+    assert steps
+    assert all(step.tokens_per_s and "tokens/s" in step.note for step in steps)
+
+
 def test_a_frozen_head_stays_and_everything_else_moves(tmp_path: Path) -> None:
     run = Run(tmp_path)
     drafter = random_drafter(run.config)

@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client import generate_latest
 
-from aerie_api.metrics import registry_of, tokens_per_s
+from aerie_api.metrics import registry_of
 
 
 class Scrape:
@@ -66,13 +66,14 @@ def test_the_rate_of_running_units_is_added_up(api):
     api.post()
     worker = api.worker()
     unit = worker.take()
-    worker.beat(unit, progress={"done": 1, "total": 2, "note": "1200 tokens/s"})
+    worker.beat(unit, progress={"done": 1, "total": 2, "tokens_per_s": 1200, "note": "said in any words"})
 
     page = Scrape(api)
     assert page.value('aerie_tokens_per_second{stage="prepare"}') == 1200
     assert page.value('aerie_running_units{stage="prepare"}') == 1
-    assert tokens_per_s({"unit": "tokens", "rate_per_s": 5.0}) == 5.0
-    assert tokens_per_s({"unit": "steps", "rate_per_s": 5.0}) == 0.0
+
+    worker.beat(unit, progress={"done": 1, "total": 2})
+    assert Scrape(api).value('aerie_tokens_per_second{stage="prepare"}') == 0
 
 
 def test_requests_are_told_by_route_and_never_by_what_a_client_made_up(api):

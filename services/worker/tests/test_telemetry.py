@@ -6,7 +6,11 @@ import urllib.request
 
 import pytest
 from otlp import collecting
+from prometheus_client import generate_latest
 from worker_stubs import assignment
+
+from aerie_worker.metrics import REGISTRY, progressed, unit_ended
+from eagle3_core.jobs.wire import Progress
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -57,6 +61,17 @@ def test_a_worker_counts_its_units_on_a_port_of_its_own(api, start_worker, monke
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     assert 'aerie_worker_units_total{outcome="committed",stage="prepare"}' in page
     assert "aerie_worker_api_away 0.0" in page
+
+
+def test_a_worker_tells_the_pace_of_its_unit_in_tokens_until_that_ends():
+    def told() -> str:
+        return generate_latest(REGISTRY).decode()
+
+    progressed("train", Progress(done=1, total=9, tokens_per_s=1200, note="said in any words"))
+    assert 'aerie_worker_tokens_per_second{stage="train"} 1200.0' in told()
+    progressed("train", Progress(done=2, total=9, note="saving"))
+    unit_ended("train", "committed", 3.0)
+    assert 'aerie_worker_tokens_per_second{stage="train"} 0.0' in told()
 
 
 @pytest.mark.slow

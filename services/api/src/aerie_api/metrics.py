@@ -11,7 +11,6 @@ tenant, a worker or a path, which would grow without end.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -35,7 +34,6 @@ WORKER_SEEN_S = 150.0
 """As `leases.repository.WORKER_GONE_S`."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 UNMATCHED = "(none)"
-_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?) tokens/s")
 logger = logging.getLogger(__name__)
 
 REQUESTS = Histogram(
@@ -149,20 +147,11 @@ def _units(session: Session) -> list[GaugeMetricFamily]:
     held, rate = dict.fromkeys(STAGES, 0), dict[str, float]()
     for stage, progress in session.execute(select(Unit.stage, Unit.progress).where(Unit.state == UnitState.RUNNING)):
         held[stage] = held.get(stage, 0) + 1
-        rate[stage] = rate.get(stage, 0.0) + tokens_per_s(progress)
+        rate[stage] = rate.get(stage, 0.0) + float((progress or {}).get("tokens_per_s") or 0.0)
     for stage in STAGES:
         running.add_metric([stage], held[stage])
         rates.add_metric([stage], rate.get(stage, 0.0))
     return [running, rates]
-
-
-def tokens_per_s(progress: dict[str, Any] | None) -> float:
-    """The rate in tokens that a unit's progress tells, in its note or as its rate."""
-    if progress is None:
-        return 0.0
-    if (told := _TOKENS.search(str(progress.get("note") or ""))) is not None:
-        return float(told[1])
-    return float(progress.get("rate_per_s") or 0.0) if progress.get("unit") == "tokens" else 0.0
 
 
 def _fleet(session: Session, now: float) -> GaugeMetricFamily:

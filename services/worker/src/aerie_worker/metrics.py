@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from eagle3_core.jobs.wire import Progress
@@ -16,15 +14,12 @@ SECONDS = Histogram(
 )  # fmt: skip
 TOKENS = Gauge("aerie_worker_tokens_per_second", "What the running unit reports.", ["stage"], registry=REGISTRY)
 AWAY = Gauge("aerie_worker_api_away", "Whether the API could not be asked for work.", registry=REGISTRY)
-_TOLD = re.compile(r"([0-9]+(?:\.[0-9]+)?) tokens/s")
 
 
 def progressed(stage: str, progress: Progress) -> None:
     """The running unit told how far it is."""
-    if (told := _TOLD.search(progress.note)) is not None:
-        TOKENS.labels(stage).set(float(told[1]))
-    elif progress.unit == "tokens" and progress.rate_per_s is not None:
-        TOKENS.labels(stage).set(progress.rate_per_s)
+    if progress.tokens_per_s is not None:
+        TOKENS.labels(stage).set(progress.tokens_per_s)
 
 
 def unit_ended(stage: str, outcome: str, seconds: float) -> None:

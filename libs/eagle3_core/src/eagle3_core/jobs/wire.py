@@ -28,6 +28,8 @@ Note = Annotated[str, AfterValidator(lambda text: sayable(text)[:MAX_NOTE])]
 
 Amount = Annotated[float, AfterValidator(lambda number: number if isfinite(number) else 0.0)]
 """A number that JSON can hold."""
+Rate = Annotated[float | None, AfterValidator(lambda rate: rate if rate and isfinite(rate) else None)]
+"""So many a second; None where nothing can be said."""
 
 
 class Message(BaseModel):
@@ -95,7 +97,9 @@ class Progress(Message):
     total: Amount
     unit: Note = "steps"
     """What is counted: samples, tokens, steps, prompts, or `UNEVEN` parts."""
-    rate_per_s: Annotated[float | None, AfterValidator(lambda rate: rate if rate and isfinite(rate) else None)] = None
+    rate_per_s: Rate = None
+    tokens_per_s: Rate = None
+    """The pace in tokens, whatever is counted; what a note says of it is for people."""
     note: Note = ""
 
 

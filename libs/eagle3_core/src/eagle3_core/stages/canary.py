@@ -48,7 +48,11 @@ class Whisper:
         share = min(1.0, progress.done / progress.total) if progress.total else 0.0
         self._reporter.progress(
             Progress(
-                done=self._done + share, total=self._total, unit=UNEVEN, note=f"{self._stage} {progress.note}".strip()
+                done=self._done + share,
+                total=self._total,
+                unit=UNEVEN,
+                tokens_per_s=progress.tokens_per_s,
+                note=f"{self._stage} {progress.note}".strip(),
             )
         )
 

@@ -102,9 +102,14 @@ class StageContext:
             return own.threads
         return unit_threads() if fans_out else usable_cores()
 
-    def progress(self, done: float, total: float, unit: str, *, rate: float | None = None, note: str = "") -> None:
+    def progress(
+        self, done: float, total: float, unit: str, *, rate: float | None = None, tokens_per_s: float | None = None,
+        note: str = "",
+    ) -> None:  # fmt: skip
         """Report `done` of `total`, counted in `unit`; `rate` in units per second."""
-        self.reporter.progress(Progress(done=done, total=total, unit=unit, rate_per_s=rate, note=note))
+        self.reporter.progress(
+            Progress(done=done, total=total, unit=unit, rate_per_s=rate, tokens_per_s=tokens_per_s, note=note)
+        )
 
     def begin(self, part: str, parts: Sequence[str]) -> None:
         """Say that `part`, one of the `parts` that the unit consists of, begins; honours stops. Says `part` while it lasts."""

@@ -76,9 +76,9 @@ def reporting(ctx: StageContext, total: int, unit: str, before: int = 0) -> Prog
         now = time.monotonic()
         elapsed = now - started
         rate = done / elapsed if done and elapsed else None
-        ctx.progress(
-            before + done, total, unit, rate=rate, note=f"{pace(tokens / elapsed)} tokens/s" if elapsed else ""
-        )
+        tokens_per_s = tokens / elapsed if elapsed else None
+        note = "" if tokens_per_s is None else f"{pace(tokens_per_s)} tokens/s"
+        ctx.progress(before + done, total, unit, rate=rate, tokens_per_s=tokens_per_s, note=note)
         if rate is not None and (before + done == total or now - measured >= CURVE_EVERY_S):
             measured, step = now, ctx.assignment.unit.start + before + done
             ctx.metric(f"{unit}_per_s", rate, step)

@@ -247,7 +247,7 @@ class Trainer:
         if (rates := self._clock.tick(supervised)) is not None:
             steps_per_s, tokens_per_s = rates
             note = f"{tokens_per_s:.0f} supervised tokens/s"
-            self._ctx.progress(done, self.total_steps, "steps", rate=steps_per_s, note=note)
+            self._ctx.progress(done, self.total_steps, "steps", rate=steps_per_s, tokens_per_s=tokens_per_s, note=note)
             self._rates = rates
 
     def _honour_stop(self, *, everywhere: bool = False) -> None:
