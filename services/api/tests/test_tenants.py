@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from house import wait_for
 from houses import all_routes
 from people import admin, bearer, key, tenant
 from sqlalchemy import select
@@ -100,6 +102,29 @@ def test_a_rotated_key_counts_until_its_users_have_changed_over(closed):
     closed.clock.pass_(61)
     assert closed.http.get("/jobs", headers=old["headers"]).status_code == 401
     assert closed.http.get("/jobs", headers=bearer(new["secret"])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("DELETE", "", None), ("POST", "/rotate", {"overlap_s": 0})],
+    ids=["revoked", "rotated"],
+)
+def test_a_stream_ends_with_the_key_that_opened_it(closed, document, monkeypatch, method, path, body):
+    monkeypatch.setattr("aerie_api.jobs.stream.QUIET_S", 3600.0)
+    red = key(closed, "default")
+    job = closed.http.post("/jobs", json=document(), headers=red["headers"]).json()["id"]
+    streams = {**red["headers"], "Accept": "text/event-stream"}
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(closed.http.get, f"/jobs/{job}/events", headers=streams)
+        try:
+            wait_for("the reader", lambda: closed.house.news._waiters)
+            ended = closed.http.request(method, f"/keys/{red['id']}{path}", json=body, headers=admin(closed))
+            assert ended.is_success, ended.text
+            said = reading.result(timeout=60)
+        finally:
+            closed.house.news.close()  # whatever happened, nobody waits on
+    assert (said.status_code, "event: job.created" in said.text) == (200, True)
+    assert closed.http.get(f"/jobs/{job}/events", headers=streams).status_code == 401
 
 
 def test_a_secret_is_kept_nowhere(closed, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -163,7 +164,8 @@ async def list_events(
     if "text/event-stream" in request.headers.get("accept", ""):
         seen = int(last_event_id) if last_event_id and re.fullmatch(r"[0-9]{1,15}", last_event_id) else after
         seen = min(seen, LARGEST_NUMBER)
-        return await event_stream(inside.reading, inside.news, caller.tenant, job_id, seen)
+        let_in = partial(inside.gate.still, caller)
+        return await event_stream(inside.reading, inside.news, caller.tenant, job_id, seen, let_in)
     page = await run_in_threadpool(inside.reading.events, caller.tenant, job_id, after, limit)
     return JSONResponse(page.model_dump(mode="json"))
 

@@ -1,7 +1,7 @@
 """The gate that every request of people and programs passes: whose key is it, and is it their turn?
 
-A key is looked up at every request, so a revoked one ends at once, everywhere. When it was last used is noted at most
-once a minute: a poller must not make the database write.
+A key is looked up at every request, and again while a stream lasts, so a revoked one ends at once, everywhere. When it
+was last used is noted at most once a minute: a poller must not make the database write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aerie_api.auth import (
 from aerie_api.db import Database
 from aerie_api.tables import ApiKey
 from aerie_api.tenants.buckets import Buckets, Rate, Verdict
-from aerie_api.tenants.repository import KeyRepository, TenantRepository
+from aerie_api.tenants.repository import KeyRepository, TenantRepository, is_over
 from eagle3_core.errors import AerieError
 
 USED_STEP_S = 60.0
@@ -71,13 +71,19 @@ class Gate:
         verdict = self._buckets.take(key.id, self._rate) if self._rate is not None else None
         return Caller(key.tenant, frozenset(key.scopes), key.id, request_id), verdict
 
+    def still(self, caller: Caller) -> bool:
+        """Whether `caller`, who was let in before, would be let in now."""
+        if caller.key_id is None:
+            return True
+        with self._db.read() as session:
+            key = KeyRepository(session).find(caller.key_id)
+        return key is not None and not is_over(key, self._clock())
+
     def _known(self, key_id: str, secret: str) -> ApiKey | None:
         now = self._clock()
         with self._db.read() as session:
             key = KeyRepository(session).find(key_id)
-        if key is None or not same_secret(secret, key.secret_hash):
-            return None
-        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+        if key is None or not same_secret(secret, key.secret_hash) or is_over(key, now):
             return None
         if key.last_used_at is None or key.last_used_at <= now - USED_STEP_S:
             with self._db.write() as session:

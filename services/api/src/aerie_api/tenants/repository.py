@@ -62,6 +62,11 @@ class TenantRepository:
         return list(self.session.scalars(query if after is None else query.where(Tenant.id > after)))
 
 
+def is_over(key: ApiKey, now: float) -> bool:
+    """Whether a key has ended: revoked, or expired."""
+    return key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now)
+
+
 class KeyRepository:
     """API keys, for the operator and for whoever looks one up."""
 

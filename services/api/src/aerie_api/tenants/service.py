@@ -11,7 +11,13 @@ from aerie_api.db import Database, tell
 from aerie_api.storage.repository import StorageRepository
 from aerie_api.tables import LIVING, ApiKey, AuditEntry, Tenant
 from aerie_api.tenants import schemas
-from aerie_api.tenants.repository import AuditRepository, KeyRepository, TenantRepository, UsageRepository
+from aerie_api.tenants.repository import (
+    AuditRepository,
+    KeyRepository,
+    TenantRepository,
+    UsageRepository,
+    is_over,
+)
 from eagle3_core.errors import AerieError
 
 
@@ -106,12 +112,13 @@ class TenantService:
         now = self._clock()
         with self._db.write() as session:
             old = KeyRepository(session).locked(key_id)
-            if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+            if is_over(old, now):
                 raise KeyOver(f"the API key {key_id} no longer counts", remedy="make a new key")
             end = now + how.overlap_s
             old.expires_at = end if old.expires_at is None else min(end, old.expires_at)
             fresh = self._fresh(session, old.name, old.tenant, old.scopes, how.expires_in_s)
             AuditRepository(session).note(caller, now, "key.rotate", key_id, new=fresh.id, ends_at=old.expires_at)
+            tell(session, "news")  # streams that it opened
             return fresh
 
     def revoke_key(self, caller: Caller, key_id: str) -> schemas.ApiKey:
@@ -122,6 +129,7 @@ class TenantService:
             if key.revoked_at is None:
                 key.revoked_at = now
                 AuditRepository(session).note(caller, now, "key.revoke", key_id)
+                tell(session, "news")  # streams that it opened
             return _key(key)
 
     def list_keys(self, tenant: str | None, after: str | None, limit: int) -> schemas.KeyList:
