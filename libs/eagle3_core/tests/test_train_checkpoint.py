@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3_core.objects.keys import CheckpointFile, checkpoint_file
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.train.checkpoint import Checkpoints
 
@@ -55,6 +56,14 @@ def test_the_newest_comes_back_with_its_cursor(kept: Kept) -> None:
     assert restored.marker.cursor == {"step": 12, "loss": 12.1}
     assert restored.tensors["w"].tolist() == [12.0] * 3
     assert kept.warnings == []
+
+
+def test_whoever_lists_the_store_can_tell_its_files_apart(kept: Kept) -> None:
+    save(kept.of(fence=7), 12)
+
+    assert [checkpoint_file(key) for key in kept.keys("complete.json")] == [CheckpointFile(12, 7, marker=True)]
+    assert [checkpoint_file(key) for key in kept.keys("state.safetensors")] == [CheckpointFile(12, 7, marker=False)]
+    assert checkpoint_file("t/checkpoints/k/00000012-000007-other.json") is None
 
 
 def test_only_the_newest_are_kept_and_nothing_of_the_others_remains(kept: Kept) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from aerie_api.tables import IdempotencyRow
 from eagle3_core.errors import InvalidRequest
+from eagle3_core.objects.keys import Training
 from eagle3_core.objects.protocol import ObjectDamaged
 
 
@@ -166,6 +167,26 @@ def test_artifacts_are_listed_and_read_by_manifest_only(api):
         answer = api.http.get(f"{place}/{odd}")
         assert answer.status_code == 404
         assert answer.json()["code"] in ("artifact.missing", "request.not_found")
+
+
+def test_checkpoints_are_listed_once_they_are_whole_newest_first_with_their_figures(api):
+    job = api.post()
+    place = f"/jobs/{job['id']}/checkpoints"
+    assert api.http.get(place).json()["data"] == [], "not trained yet"
+    worker, unit = api.reach("train")
+    prefix = Training(unit.tenant, unit.key).prefix
+    for step, whole in ((2, True), (10, True), (12, False)):
+        stem = f"{prefix}{step:08d}-{unit.fence:06d}"
+        api.store.put_bytes(f"{stem}-{'a' * 16}-state.safetensors", b"x" * step)
+        if whole:
+            api.store.put_bytes(f"{stem}-complete.json", b"{}")
+    worker.beat(unit, metrics=[{"name": "loss", "value": 100.0 - step, "step": step} for step in (2, 9, 10)])
+
+    found = api.http.get(place).json()["data"]
+    assert [(one["step_number"], one["size"], one["metrics"]) for one in found] == [
+        (10, 10, {"loss": 90.0}), (2, 2, {"loss": 98.0}),
+    ]  # fmt: skip
+    assert {one["fence"] for one in found} == {unit.fence}
 
 
 def test_a_damaged_artifact_is_never_served_whole(api):

@@ -23,6 +23,7 @@ from aerie_api.broker import Broker, CeleryBroker
 from aerie_api.db import Database, Topic
 from aerie_api.drafters.service import DrafterService
 from aerie_api.jobs.artifacts import ArtifactService
+from aerie_api.jobs.checkpoints import CheckpointService
 from aerie_api.jobs.idempotency import Idempotency
 from aerie_api.jobs.reading import ReadingService
 from aerie_api.jobs.service import JobService, Preflight, Preflighted
@@ -139,6 +140,7 @@ class House:
         )
         self.reading = ReadingService(self.db)
         self.artifacts = ArtifactService(self.db, self.store, settings.presign_s)
+        self.checkpoints = CheckpointService(self.db, self.store)
         self.drafters = DrafterService(self.db)
         self.workers = WorkerService(self.db, parts.clock)
         self.broker = parts.broker or (

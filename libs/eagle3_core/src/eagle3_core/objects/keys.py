@@ -21,6 +21,7 @@ from eagle3_core.jobs.graph import STAGES
 HOUSE_PREFIX = "_aerie/"
 CHECKPOINTS = "checkpoints"
 _FILE = re.compile(r"(\d{1,18})-.+")
+_CHECKPOINT = re.compile(r"(\d{1,18})-(\d{1,18})-(?:(complete\.json)|[0-9a-f]{16}-state\.safetensors)")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,22 @@ def owner_of(key: str) -> Owner | None:
     if (file := _FILE.fullmatch(parts[4])) is None:
         return None
     return Attempt(parts[0], parts[1], parts[2], int(parts[3]), int(file[1]))
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """One of a checkpoint's two files: its tensors, or the marker without which they do not count."""
+
+    step: int
+    fence: int
+    marker: bool
+
+
+def checkpoint_file(key: str) -> CheckpointFile | None:
+    """What a key below `Training.prefix` is; None for what is no checkpoint's."""
+    if (found := _CHECKPOINT.fullmatch(key.rpartition("/")[2])) is None:
+        return None
+    return CheckpointFile(int(found[1]), int(found[2]), found[3] is not None)
 
 
 def foreign(keys: Sequence[str], attempt: Attempt) -> list[str]:

@@ -16,7 +16,17 @@ from aerie_api.auth import Reader, Writer
 from aerie_api.engines import LARGEST_NUMBER
 from aerie_api.house import House, house_of
 from aerie_api.jobs.repository import Wanted
-from aerie_api.jobs.schemas import ArtifactList, AttemptList, EventList, Job, JobList, JobPlan, LogList, MetricList
+from aerie_api.jobs.schemas import (
+    ArtifactList,
+    AttemptList,
+    CheckpointList,
+    EventList,
+    Job,
+    JobList,
+    JobPlan,
+    LogList,
+    MetricList,
+)
 from aerie_api.jobs.stream import event_stream
 from aerie_api.jobs.tags import matches
 from eagle3_core import strict_json
@@ -203,6 +213,12 @@ def list_metrics(
 def list_attempts(job_id: str, caller: Reader, inside: Inside) -> AttemptList:
     """Who tried which unit, and how each attempt ended."""
     return inside.reading.attempts(caller.tenant, job_id)
+
+
+@router.get("/jobs/{job_id}/checkpoints", operation_id="list_checkpoints")
+def list_checkpoints(job_id: str, caller: Reader, inside: Inside) -> CheckpointList:
+    """From where another attempt at the training would go on."""
+    return inside.checkpoints.list(caller.tenant, job_id)
 
 
 @router.get("/jobs/{job_id}/artifacts", operation_id="list_artifacts")

@@ -6,7 +6,7 @@ Events and lines are numbered per job, so that a reader asks for what came after
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import and_, func, select
@@ -126,6 +126,16 @@ class History:
         found: dict[str, list[MetricRow]] = {}
         for (stage, _), row in newest.items():
             found.setdefault(stage, []).append(row)
+        return found
+
+    def at(self, tenant: str, job_id: str, stage: str, steps: Collection[int]) -> dict[int, dict[str, float | None]]:
+        """What the curves of a stage say at some steps: by step, by name."""
+        query = select(MetricRow).where(
+            MetricRow.tenant == tenant, MetricRow.job_id == job_id, MetricRow.stage == stage
+        )
+        found: dict[int, dict[str, float | None]] = {}
+        for row in self.session.scalars(query.where(MetricRow.step.in_(steps)).order_by(MetricRow.name)):
+            found.setdefault(row.step, {})[row.name] = row.value
         return found
 
     def curve(self, job: Job, names: Iterable[str], stage: str | None, since_step: int, limit: int) -> list[MetricRow]:

@@ -250,6 +250,29 @@ class AttemptList(Answer):
     has_more: bool = False
 
 
+class Checkpoint(Answer):
+    """A point from which another attempt at the training would go on."""
+
+    object: Literal["job.checkpoint"] = "job.checkpoint"
+    step_number: int
+    """Optimizer steps done."""
+    fence: int
+    """Of the attempt that saved it."""
+    created_at: float
+    size: int
+    """Bytes of weights and optimizer states."""
+    metrics: dict[str, float | None]
+    """What the training's curves say at this step."""
+
+
+class CheckpointList(Answer):
+    """Whole checkpoints, newest first; none before the first is saved, and none once package is done."""
+
+    object: Literal["list"] = "list"
+    data: list[Checkpoint]
+    has_more: bool = False
+
+
 class Artifact(Answer):
     """A file of the finished drafter."""
 
