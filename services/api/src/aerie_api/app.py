@@ -45,6 +45,7 @@ def create_app(settings: Settings, parts: Parts | None = None, *, house: House |
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # behind a proxy that ends TLS it would send clients, key and all, to plain http
         separate_input_output_schemas=False,
     )
     app.include_router(job_endpoints.router)
