@@ -72,7 +72,10 @@ KEY = "aerie_0123456789abcdef_" + "s" * 43
         (f"the key {KEY} is new", "s" * 43),
         ("postgresql://aerie:pa55word@db:5432/aerie is away", "pa55word"),
         ("redis://:pa55word@redis/0", "pa55word"),
+        ("rediss://:pa55@w0rdtail@redis/0", "w0rdtail"),
         ("GET http://s3/b?X-Amz-Signature=c0ffee99&x=1", "c0ffee99"),
+        ("GET https://hub/x?access_token=pa55word&x=1", "pa55word"),
+        ("connection failed: host=db password=pa55word user=aerie", "pa55word"),
     ],
 )
 def test_a_secret_is_in_no_line_and_in_no_traceback(lines, text, secret):
@@ -94,6 +97,17 @@ def test_names_say_what_is_secret_and_counts_of_tokens_are_not():
     plain = ("max_tokens", "tokens_per_second", "num_tokens", "key", "tokenizer", "keyboard", "stage")
     assert [name for name in secret if not named_secret(name)] == ["tokens"]
     assert [name for name in plain if named_secret(name)] == []
+
+
+def test_no_text_is_told_that_stands_under_a_secrets_name_however_deep():
+    told = hide(
+        {"api_keys": ["plain-words"], "password": {"now": "plain-words", "set": True}, "credential": b"plain-words"}
+    )
+
+    assert told == {"api_keys": [HIDDEN], "password": {"now": HIDDEN, "set": True}, "credential": HIDDEN}
+    assert hide({"eos_token_ids": [1, 2], "secret": "", "token": None}) == {
+        "eos_token_ids": [1, 2], "secret": "", "token": None,
+    }  # fmt: skip
 
 
 def test_a_known_secret_is_hidden_wherever_it_stands_and_a_short_word_is_not():

@@ -19,8 +19,14 @@ _NAMED = re.compile(
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {HIDDEN}"),
     (re.compile(r"\baerie_([0-9a-f]{16})_[A-Za-z0-9_-]{43}"), rf"aerie_\1_{HIDDEN}"),
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{HIDDEN}@"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s/:@'\"]*):[^\s/'\"]+@"), rf"\1:{HIDDEN}@"),
     (re.compile(r"(?i)\b(X-Amz-(?:Signature|Credential|Security-Token))=[^\s&'\"]+"), rf"\1={HIDDEN}"),
+    (
+        re.compile(
+            r"(?i)((?:passw(?:or)?d|secret|secret[_-]key|api[_-]?key|access[_-]key|(?:access|auth)[_-]token)=)[^\s&'\",;]{6,}"
+        ),
+        rf"\1{HIDDEN}",
+    ),
     (re.compile(r"\b(hf_|wandb_v1_|sk-|ghp_|github_pat_|AKIA|ASIA)[A-Za-z0-9_-]{12,}"), rf"\1{HIDDEN}"),
     (re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.S), HIDDEN),
 )
@@ -36,13 +42,19 @@ def hide(value: Any, known: Collection[str] = ()) -> Any:
     if isinstance(value, str):
         return hide_in(value, known)
     if isinstance(value, Mapping):
-        return {
-            name: HIDDEN if named_secret(str(name)) and isinstance(inner, str) and inner else hide(inner, known)
-            for name, inner in value.items()
-        }
+        return {name: _blank(inner) if named_secret(str(name)) else hide(inner, known) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [hide(inner, known) for inner in value]
     return value if isinstance(value, int | float | bool | None) else hide_in(str(value), known)
+
+
+def _blank(value: Any) -> Any:
+    """What stands under a secret's name, without its texts. Numbers stay: the ids of `eos_token_ids` are no secrets."""
+    if isinstance(value, Mapping):
+        return {name: _blank(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_blank(inner) for inner in value]
+    return value if isinstance(value, int | float | bool | None) or value == "" else HIDDEN
 
 
 def hide_in(text: str, known: Collection[str] = ()) -> str:
