@@ -216,6 +216,27 @@ def test_the_tag_of_a_job_changes_with_it_and_only_then(api):
     assert changed.headers["etag"] != tag
 
 
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ('"a", {tag}', 304),
+        ("W/{tag}", 304),
+        ('"a,b" ,W/"c",{tag}', 304),
+        ("*", 304),
+        ('"a", "b"', 200),
+        ("", 200),
+        (",,", 200),
+    ],
+)
+def test_a_tag_is_found_in_a_list_of_them(api, asked, status):
+    place = f"/jobs/{api.post()['id']}"
+    tag = api.http.get(place).headers["etag"]
+
+    answer = api.http.get(place, headers={"If-None-Match": asked.format(tag=tag)})
+
+    assert (answer.status_code, answer.headers["etag"], bool(answer.content)) == (status, tag, status == 200)
+
+
 def test_pages_of_jobs_follow_their_cursor(api, document):
     ids = [api.post(document(f"fox{i}"))["id"] for i in range(5)]
     first = api.http.get("/jobs?limit=2").json()
