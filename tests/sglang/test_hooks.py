@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt import plugins
+from sglang.srt.model_executor import cuda_graph_config as graphs
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
-from aerie_verifier import attach
+from aerie_verifier import attach, engine
 from aerie_verifier.config import CaptureMisconfigured
 from aerie_verifier.engine import Capture, LayersDiffer
 from aerie_verifier.frontdoor import FrontDoor
@@ -124,6 +125,32 @@ def test_an_engine_that_captures_other_layers_is_stopped_with_both_lists() -> No
 def test_an_engine_that_does_not_capture_at_all_is_stopped() -> None:
     with pytest.raises(CaptureMisconfigured, match="captures no auxiliary states"):
         capture().confirm_layers(None, model=Model([]), eagle_use_aux_hidden_state=False)
+
+
+def recorded(backend: str) -> SimpleNamespace:
+    """What an engine says whose prefill is recorded by `backend`."""
+    config = graphs.with_phase(graphs.CudaGraphConfig(), graphs.Phase.PREFILL, backend=backend)
+    return SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config))
+
+
+@pytest.mark.parametrize("backend", [graphs.Backend.BREAKABLE, graphs.Backend.FULL])
+def test_an_engine_that_replays_prefill_from_cuda_graphs_is_stopped(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "get_exec", lambda: recorded(backend))
+
+    with pytest.raises(CaptureMisconfigured, match="CUDA graphs, which call no hooks"):
+        capture().confirm_layers(None, model=Model([2, 4, 5]), eagle_use_aux_hidden_state=True)
+
+
+def test_an_engine_that_does_not_and_captures_what_it_should_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "get_exec", lambda: recorded(graphs.Backend.DISABLED))
+    monkeypatch.setattr(engine, "_writes", lambda: False)
+    here = capture(confirmed=False)
+
+    here.confirm_layers(None, model=Model([2, 4, 5]), eagle_use_aux_hidden_state=True)
+
+    assert here.confirmed
 
 
 def test_a_model_whose_final_norm_hands_out_nothing_is_an_error() -> None:

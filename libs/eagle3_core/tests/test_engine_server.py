@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from eagle3_core.engine.config import ServerConfig, arguments
+from eagle3_core.engine.config import CaptureConfig, ServerConfig, arguments
 from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.server import Server
 from eagle3_core.verifier.layers import LayerChoice
@@ -40,6 +40,16 @@ def test_layers_are_named_in_the_engines_own_numbering(
     )  # fmt: skip
 
     assert ids_of(arguments(config, 30000)) == ids
+
+
+def test_a_server_that_captures_computes_prompts_without_cuda_graphs_whose_replay_calls_no_hooks(
+    tmp_path: Path,
+) -> None:
+    plain = ServerConfig(model=model(tmp_path))
+    capturing = plain.model_copy(update={"capture": CaptureConfig(sink="file:///s", aux_layers=(2, 4, 5))})
+
+    assert "--disable-prefill-cuda-graph" in arguments(capturing, 30000)
+    assert "--disable-prefill-cuda-graph" not in arguments(plain, 30000)
 
 
 def test_layers_that_the_engine_cannot_be_told_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ answer, only for the last chunk of a long prompt, and with the final state after
 capture and change where its tensors go:
 
 - `note_final`: the engine's final norm adds the residual and normalises in one kernel, and offers a callback for the sum.
-  That sum is the state before the norm. The callback is part of the model's forward pass, so a CUDA graph records it.
+  That sum is the state before the norm. A replayed CUDA graph calls no callback, and hands out buffers that the next pass
+  overwrites: so prefill runs without graphs, and an engine that has them is refused. Those of decoding may stay.
 - `keep_final`: hands that sum on as the pass's last hidden states, in place of the normed ones.
 - `copy_final`: with the overlap scheduler, results are copied to pinned memory on a stream of their own; the final states
   go with them. Ranks that write nothing drop theirs before the copy.
@@ -95,6 +96,11 @@ class Capture:
             raise LayersDiffer(
                 f"the engine captures the inputs of layers {list(have)}, the configuration wants {list(self.config.aux_layers)}",
                 remedy="pass --return-aux-hidden-state-layer-ids in the engine's own numbering: see verifier/layers.py",
+            )
+        if not _prefill_is_eager():
+            raise CaptureMisconfigured(
+                "the engine computes prompts by CUDA graphs, which call no hooks",
+                remedy="start it with --disable-prefill-cuda-graph and no other setting of prefill's graphs",
             )
         self.confirmed = True
         self.run = uuid.uuid4().hex[:12]
@@ -197,6 +203,17 @@ def _own(rows: Tensor) -> Tensor:
 
 def _as_it_is(rows: Tensor) -> Tensor:
     return rows
+
+
+def _prefill_is_eager() -> bool:
+    """Whether the engine records no CUDA graphs of prefill."""
+    from sglang.srt.model_executor.cuda_graph_config import (  # pyright: ignore[reportMissingImports]
+        Backend,
+        Phase,
+        check_cuda_graph_backend,
+    )
+
+    return check_cuda_graph_backend(Phase.PREFILL, Backend.DISABLED)
 
 
 def _writes() -> bool:

@@ -146,6 +146,7 @@ def arguments(config: ServerConfig, port: int) -> list[str]:
         ids = to_engine(config.capture.aux_layers, sglang_engine(_model_type(config.model)))
         args += ["--speculative-algorithm", "EAGLE3", "--enable-return-aux-hidden-states"]
         args += ["--return-aux-hidden-state-layer-ids", *map(str, ids)]
+        args += ["--disable-prefill-cuda-graph"]  # a GPU's default: its replay calls none of the hooks that capture
     if config.drafter is not None:
         steps = config.drafter.num_steps
         args += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(config.drafter.model)]
