@@ -30,9 +30,11 @@ from aerie_verifier.frontdoor import CaptureRefused
 from aerie_verifier.writer import SinkFailed
 from eagle3_core.digests import digest_bytes
 from eagle3_core.engine.capture import capture_request, receipt_of
+from eagle3_core.engine.refusals import ServerFailed
 from eagle3_core.engine.server import Server
 from eagle3_core.objects.location import store_at
 from eagle3_core.objects.protocol import StoreFull
+from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.receipt import prompt_digest
 
 KV_TOKENS, LONG, MANY = 1024, 450, 12
@@ -182,9 +184,11 @@ def test_a_capture_that_the_engine_takes_back_in_the_middle_and_runs_again_is_ri
         answers = [clients.submit(server.post, "/generate", capture_request(ids)) for ids in asked]
         wait(answers, return_when=FIRST_COMPLETED)  # now another one is being computed
         server.post("/pause_generation", {"mode": "retract"})
+        flushed = server.client.status("/flush_cache")  # nothing runs: what was computed of the prompts is gone
         server.post("/continue_generation", {})
 
     found = [answer.result() for answer in answers]
+    assert flushed == 200
     assert sum(answer["meta_info"]["num_retractions"] for answer in found) == 1
     assert all(held_right(sink, reference, ids, answer) for ids, answer in zip(asked, found, strict=True))
 
@@ -204,6 +208,23 @@ def test_captures_beside_requests_that_are_taken_back_for_lack_of_memory_are_rig
 
     assert sum(chat.result()["meta_info"]["num_retractions"] for chat in chats) > 0
     assert all(held_right(sink, reference, ids, answer) for ids, answer in zip(asked, found, strict=True))
+
+
+def test_weights_that_somebody_sends_in_the_middle_of_a_prompt_are_refused_and_its_states_are_of_one_model(
+    server: Server, sink: Path, reference: Reference, tmp_path: Path
+) -> None:
+    other, asked = tiny_verifier(tmp_path / "other", seed=1), [long_prompt(i) for i in range(40, 40 + MANY)]
+
+    with ThreadPoolExecutor(MANY) as clients:
+        answers = [clients.submit(server.post, "/generate", capture_request(ids)) for ids in asked]
+        wait(answers, return_when=FIRST_COMPLETED)  # now another one is being computed
+        server.post("/pause_generation", {"mode": "in_place"})  # which is how the engine takes weights at once
+        for route in ("update_weights_from_disk", "begin_weight_update"):
+            with pytest.raises(ServerFailed, match=f"answered 409.*{route} would change the model"):
+                server.post(f"/{route}", {"model_path": str(other), "flush_cache": False})
+        server.post("/continue_generation", {})
+
+    assert all(held_right(sink, reference, ids, answer.result()) for ids, answer in zip(asked, answers, strict=True))
 
 
 def held_by_the_engine(server: Server, census: Path) -> int:

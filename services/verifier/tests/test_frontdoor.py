@@ -35,6 +35,8 @@ class Request:
         ({"sampling_params": {"max_new_tokens": 1, "n": 2}}, "one answer"),
         ({"stream": True}, "not streamed"),
         ({"rid": "../../etc"}, "part of a key"),
+        ({"lora_path": "an-adapter"}, "lora_path would change the states"),
+        ({"input_embeds": [[0.5]], "image_data": ["x.png"]}, "input_embeds, image_data would change"),
     ],
 )
 def test_a_request_that_cannot_be_captured_whole_is_refused(fields: dict[str, object], reason: str) -> None:

@@ -28,7 +28,13 @@ FINAL_NORM = f"{SRT}.layers.layer_boundary.residual.batch.final_norm"
 KEEP_FINAL = f"{SRT}.layers.logits_processor.LogitsProcessor._get_last_hidden_states_to_store"
 COPY = f"{SRT}.managers.utils.GenerationBatchResult.copy_to_cpu"
 GATHER = f"{SRT}.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_prefill"
-GENERATE = f"{SRT}.managers.tokenizer_manager.TokenizerManager.generate_request"
+MANAGER = f"{SRT}.managers.tokenizer_manager.TokenizerManager"
+GENERATE = f"{MANAGER}.generate_request"
+CHANGES = (
+    "update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_distributed",
+    "update_weights_from_ipc", "begin_weight_update", "release_memory_occupation",
+)  # fmt: skip
+"""Methods of the manager that change the weights, or let go of them."""
 CHAT_WHOLE = f"{SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._handle_non_streaming_request"
 CHAT_STREAMED = f"{SRT}.entrypoints.openai.serving_chat.OpenAIServingChat._generate_chat_stream"
 
@@ -51,6 +57,7 @@ def hooks_of(config: CaptureConfig, capture: Capture, door: FrontDoor) -> list[H
         Hook(COPY, "BEFORE", capture.copy_final, ("self", "return_logprob", "return_hidden_states")),
         Hook(GATHER, "BEFORE", capture.gather, ("self", "batch", "result")),
         Hook(GENERATE, "AROUND", door.generate, ("self", "obj", "request")),
+        *(Hook(f"{MANAGER}.{name}", "AROUND", door.keep_weights, ("self", "obj", "request")) for name in CHANGES),
     ]
     if config.final == "pre":
         hooks += [

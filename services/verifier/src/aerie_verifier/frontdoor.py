@@ -1,7 +1,10 @@
-"""The hook where requests come in and answers go out: a request for hidden states is admitted, and answered by a receipt.
+"""The hooks where requests come in and answers go out: a request for hidden states is admitted, and answered by a receipt.
 
 Admitted is one prompt and one token of answer: the states of a prefill are what is captured. Each such request gets a
 cache key of its own, so no prefix cache can hold any of its tokens. Its answer waits until the states lie in the sink.
+
+Receipts and contracts name one checkpoint. So a request may bring nothing but tokens, and whoever would give a capturing
+server other weights is refused: states of before and after would lie in one sink, and in one long prompt.
 """
 
 from __future__ import annotations
@@ -23,12 +26,22 @@ from eagle3_core.verifier.receipt import CAPTURE_ROUTE, PROTOCOL, RECEIPT_FIELD,
 
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 REQUEST_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,127}")
+NOT_TOKENS = (
+    "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params", "positional_embed_overrides",
+)  # fmt: skip
+"""Fields of a request that give its tokens other states than the verifier's own of these tokens alone."""
 
 
 class CaptureRefused(AerieError):
     """This request for hidden states cannot be carried out."""
 
     code, status = "capture.request", 400
+
+
+class WeightsFixed(AerieError):
+    """A server that captures keeps the weights that it started with."""
+
+    code, status = "capture.weights", 409
 
 
 class CaptureMissing(AerieError):
@@ -73,6 +86,8 @@ def check(request: Any) -> None:
         wrong = "sampling_params must ask for one answer of max_new_tokens 1"
     elif request.stream:
         wrong = "the answer to a capture is not streamed"
+    elif brought := [name for name in NOT_TOKENS if getattr(request, name, None)]:
+        wrong = f"{', '.join(brought)} would change the states, which are the verifier's of the tokens alone"
     elif request.rid is not None and not (isinstance(request.rid, str) and REQUEST_ID.fullmatch(request.rid)):
         wrong = f"rid {request.rid!r:.80} can be no part of a key"
     if wrong is not None:
@@ -96,6 +111,15 @@ class FrontDoor:
         if getattr(request, "return_hidden_states", False) is False:
             return original(manager, request, http)
         return self._capture(original, manager, request, http)
+
+    async def keep_weights(self, original: Any, manager: Any, request: Any, http: Any = None) -> NoReturn:
+        """The answer to whoever would change the model."""
+        refuse(
+            WeightsFixed(
+                f"{original.__name__} would change the model whose states this server captures",
+                remedy="stop the server and start it with the other checkpoint: its receipts name one",
+            )
+        )
 
     async def _capture(self, original: Any, manager: Any, request: Any, http: Any) -> AsyncIterator[Any]:
         try:
