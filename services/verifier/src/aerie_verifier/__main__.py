@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,22 +32,41 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+class ToldToEnd(Exception):
+    """A person or a supervisor ends the command."""
+
+
 def main() -> int:
     """Start the server, say where it serves, stay until it is over. Exit status 0 when it was stopped, 1 when it failed."""
     asked = parser().parse_args()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+
+    def go_on() -> None:
+        if ended.is_set():
+            raise ToldToEnd
+
     try:
-        with Server(read(asked.config), asked.log) as server:
-            sys.stdout.write(f"{server.url}\n")
-            sys.stdout.flush()
-            while not ended.wait(1):
-                server.check()
+        run(Server(read(asked.config), asked.log), go_on, ended)
     except AerieError as error:
         sys.stderr.write(error.text() + "\n")
         return 1
     return 0
+
+
+def run(server: Server, go_on: Callable[[], None], ended: threading.Event) -> None:
+    """Serve until `ended`; loading a large model takes minutes, and `go_on` cuts them short. Raises ServerFailed."""
+    try:
+        server.wait(go_on=go_on)
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        while not ended.wait(1):
+            server.check()
+    except ToldToEnd:
+        pass
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":
