@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from captured import job_captured_by
-from conftest import AUX_LAYERS, Launch, capture_to
+from conftest import AUX_LAYERS, CPU_ARGS, Launch, capture_to
 from prompts import IN_FLIGHT, prompts
 from references import Reference, cosine, stored
-from verifiers import tiny_deepseek
+from verifiers import tiny_deepseek, tiny_kimi
 
 from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.endpoint_states import CaptureDiffers
@@ -47,6 +47,24 @@ def test_a_verifier_of_deepseeks_kind_is_captured_at_the_layers_and_on_the_side_
     assert receipt.final == final
     torch.testing.assert_close(have["final"], prenorm if final == "pre" else normed, rtol=1e-4, atol=1e-3)
     assert (prenorm - normed).norm() > 0.1 * normed.norm()  # else the two conventions could not be told apart
+
+
+@pytest.mark.parametrize("layers", [(2, 4, 5), (3, 4, 6)], ids=["ids less one", "ids as they are"])
+def test_kimis_wrapper_is_captured_at_the_layers_of_the_language_model_within(
+    launch: Launch, tmp_path: Path, layers: tuple[int, int, int]
+) -> None:
+    language, sink = tiny_deepseek(tmp_path / "language"), tmp_path / "sink"
+    kimi, args = tiny_kimi(tmp_path / "kimi", language), (*CPU_ARGS, "--skip-server-warmup")  # which sends an image
+    with launch(kimi, capture=capture_to(sink, aux_layers=layers), engine_args=args) as server:
+        receipt = server.capture(PROMPT)
+        served = server.client.get("/model_info")
+
+    have, (inputs, prenorm, _) = stored(sink.as_uri(), receipt), Reference(language).states(PROMPT)
+    assert served["architectures"] == ["KimiK25ForConditionalGeneration"]
+    for layer, aux in zip(layers, have["aux"].chunk(3, -1), strict=True):
+        assert cosine(aux, inputs[layer]) >= 0.99999
+        assert max(cosine(aux, inputs[layer - 1]), cosine(aux, inputs[layer + 1])) < 0.999
+    torch.testing.assert_close(have["final"], prenorm, rtol=1e-4, atol=1e-3)
 
 
 def test_in_bfloat16_fifty_prompts_in_flight_together_are_near_and_nearer_than_either_neighbouring_layer(

@@ -1,4 +1,4 @@
-"""A tiny random verifier of DeepSeek's architecture: latent attention, experts, YaRN, and the other rule of layer numbers."""
+"""Tiny random verifiers of DeepSeek's architecture: latent attention, experts, YaRN, and the other rule of layer numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from eagle3_core.testing import tiny_verifier
@@ -38,4 +39,23 @@ def tiny_deepseek(folder: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         shutil.copy(words / name, folder / name)
     shutil.rmtree(words)
+    return folder
+
+
+def tiny_kimi(folder: Path, language: Path) -> Path:
+    """Write Kimi K2.5's wrapper around the checkpoint `language` of `tiny_deepseek` into `folder` and return it.
+
+    Its vision tower is as small as can be and stays as the engine makes it: these tests ask about texts.
+    """
+    shutil.copytree(language, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    text = json.loads((language / "config.json").read_text())
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    written = {
+        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "dtype": "float32",
+        "text_config": text, "vision_config": {**vision, "vt_hidden_size": 32, "text_hidden_size": text["hidden_size"]},
+        "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(written))
+    tensors = {f"language_model.{name}": value for name, value in load_file(language / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -2,7 +2,8 @@
 
 Three things: attention over a drafted chain when it is verified, one attention per draft step, and latent attention
 (DeepSeek, Kimi) in its absorbed form. Attached through the same official hooks as the product's own plug-in.
-And it says, when asked, what an engine still holds of captures.
+Models that read images serve texts alone, without a processor of images. And it says, when asked, what an engine still
+holds of captures.
 """
 
 import os
@@ -76,6 +77,11 @@ def latent_attention(result, self, *args, **options):
     return result
 
 
+def texts_alone(result, self, *args, **options):
+    """No request brings images: a checkpoint of these tests has no program that prepares them."""
+    self.is_multimodal = False
+
+
 def fork_processes(result, *args, **options):
     """Fork the scheduler and the detokenizer, where the engine would spawn them."""
     import multiprocessing
@@ -102,6 +108,7 @@ def register():
 
     runner = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
     HookRegistry.register(runner, latent_attention, HookType.AFTER)
+    HookRegistry.register("sglang.srt.configs.model_config.ModelConfig.__init__", texts_alone, HookType.AFTER)
     HookRegistry.register(ATTENTION, verify_chain, HookType.AROUND)
     factory = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
     HookRegistry.register(factory, draft_backends, HookType.BEFORE)
