@@ -1,5 +1,6 @@
 """A config.json that a library would stumble over is refused by its field when the job is posted."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from eagle3_core.jobs.spec import VerifierSpec
 from eagle3_core.testing import tiny_verifier
 from eagle3_core.verifier.fields import MAX_LABELS
 from eagle3_core.verifier.folder import VerifierFault
+from eagle3_core.verifier.identity import inspect
+from eagle3_core.verifier.nulls import MORE, cannot_be_null
 
 
 @pytest.fixture
@@ -44,6 +47,47 @@ def test_a_field_that_the_library_would_stumble_over_is_refused_by_its_name(fold
     error = refused(folder)
 
     assert (error.code, field in error.detail) == ("verifier.config", True)
+
+
+@pytest.mark.parametrize("field", ["mlp_bias", "attention_bias", "use_cache", "hidden_act", "tie_word_embeddings"])
+def test_a_null_that_the_library_would_refuse_is_refused_by_its_name(folder, field):
+    says(folder, **{field: None})
+
+    error = refused(folder)
+
+    assert (error.code, f"{field}=null" in error.detail) == ("verifier.config", True)
+
+
+@pytest.mark.parametrize("field", ["head_dim", "rope_scaling", "sliding_window", "norm_topk_prob", "pretraining_tp"])
+def test_a_null_that_the_library_takes_is_taken(folder, field):
+    says(folder, **{field: None})
+
+    assert inspect(folder).eos_token_ids == (2,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(MORE))
+def test_null_is_refused_in_the_fields_that_transformers_declares_without_it_and_in_no_others(kind):
+    from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
+    from transformers import CONFIG_MAPPING
+
+    def takes_null(name: str) -> bool:
+        try:
+            CONFIG_MAPPING[kind].from_dict({name: None})
+        except StrictDataclassFieldValidationError:
+            return False
+        except (
+            StrictDataclassError,
+            ArithmeticError,
+            TypeError,
+            ValueError,
+        ):  # null is declared, and this field alone makes no config
+            return True
+        return True
+
+    names = [field.name for field in dataclasses.fields(CONFIG_MAPPING[kind]) if field.init]
+
+    assert {name for name in names if not takes_null(name)} == cannot_be_null(kind)
 
 
 @pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
@@ -93,7 +137,7 @@ def test_a_field_that_only_the_library_knows_is_said_with_its_file(folder):
 
     from eagle3_core.verifier.transformers import load_model
 
-    says(folder, mlp_bias=None)
+    says(folder, mlp_bias=None)  # as if the list of nulls did not know it
 
     with pytest.raises(VerifierFault, match=r"config\.json: .*mlp_bias") as caught:
         load_model(folder, torch.float32, torch.device("cpu"))

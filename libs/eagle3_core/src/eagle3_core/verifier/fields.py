@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eagle3_core.verifier.folder import UnsupportedVerifier, VerifierConfig, refusal
+from eagle3_core.verifier.nulls import cannot_be_null
 
 COUNTS = frozenset({
     "first_k_dense_replace", "kv_lora_rank", "max_window_layers", "moe_intermediate_size", "n_group", "n_routed_experts",
@@ -73,6 +74,13 @@ def check_fields(config: Mapping[str, Any]) -> None:
                     f"the verifier's config says {name}={value!r:.200}, {what} is needed",
                     "repair config.json, or download it again",
                 )
+    kind = str(config.get("model_type"))
+    if nulls := sorted(name for name in cannot_be_null(kind) & config.keys() if config[name] is None):
+        raise refusal(
+            VerifierConfig,
+            f"the verifier's config says {nulls[0]}=null, and in a config of type {kind} that field is a value or absent",
+            f"give {', '.join(nulls)} a value in config.json, or leave it out",
+        )
     for name in ("quantization_config", "compression_config"):
         if (quantised := config.get(name)) is not None:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else None
