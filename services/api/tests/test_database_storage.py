@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +50,28 @@ def test_a_post_that_the_disk_does_not_take_is_refused_by_name_and_taken_later(s
     assert says in refused.json()["detail"]
     with set_to(sqlite.house.db, undo):
         assert sqlite.post(document("owl"))["status"] == "queued"
+
+
+def delete(place: Path) -> None:
+    place.unlink()
+
+
+def replace(place: Path) -> None:
+    shutil.copy(place, place.with_suffix(".copy"))
+    place.with_suffix(".copy").replace(place)
+
+
+@pytest.mark.parametrize("lose", [delete, replace])
+def test_nothing_is_confirmed_once_the_file_is_not_the_one_that_was_opened(sqlite, document, lose):
+    sqlite.post(document("fox"))
+    lose(sqlite.house.settings.data_dir / "aerie.db")
+
+    answers = [
+        sqlite.http.post("/jobs", json=document("owl")), sqlite.http.get("/jobs"),
+        sqlite.worker().ask(),
+    ]  # fmt: skip
+
+    assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "database.storage")}
+    assert "moved away or deleted" in answers[0].json()["detail"]
+    ready = sqlite.http.get("/readyz")
+    assert (ready.status_code, "moved away" in ready.json()["detail"]) == (503, True)

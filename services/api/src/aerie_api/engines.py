@@ -11,12 +11,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 import time
 from pathlib import Path
 from typing import IO, Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from eagle3_core.errors import AerieError
@@ -57,8 +58,8 @@ class DatabaseStorage(AerieError):
 
 _STORAGE = {
     "SQLITE_FULL": ("its disk is full", "free disk space; the API goes on by itself, and what was confirmed is kept"),
-    "SQLITE_READONLY": ("its file can no longer be written, or was moved away", "give the file back and make it writable, "
-                        "then restart the API"),
+    "SQLITE_READONLY": ("its file can no longer be written, or was moved away or deleted", "give the file back and make it "
+                        "writable, then restart the API; where it is lost, restarting begins with an empty database"),
     "SQLITE_IOERR": ("its disk fails, or its folder is gone", "look after the disk and the folder, then restart the API"),
     "SQLITE_CANTOPEN": ("its file cannot be opened", "look after the house's folder and its permissions, then restart the API"),
 }  # fmt: skip
@@ -74,16 +75,35 @@ def sqlite_engine(path: Path) -> Engine:
         max_overflow=64,
     )
 
+    opened: list[os.stat_result] = []
+
+    def require_in_place() -> None:
+        """Linux lets us write to a file that was deleted or replaced: all would go well, and be gone with this process."""
+        if opened and not _same_file(path, opened[0]):
+            moved = sqlite3.OperationalError(f"{path} is not the file that was opened")
+            moved.sqlite_errorname = "SQLITE_READONLY_DBMOVED"  # SQLite's own name for it; in WAL mode it does not look
+            raise OperationalError("BEGIN", None, moved)
+
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
+        require_in_place()
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
+        opened.append(path.stat())
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        require_in_place()
         connection.exec_driver_sql(connection.get_execution_options().get("aerie_begin", "BEGIN"))
 
     return engine
+
+
+def _same_file(path: Path, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), opened)
+    except OSError:
+        return False
 
 
 def postgres_engine(url: URL, connections: int) -> Engine:
