@@ -46,6 +46,16 @@ def test_every_error_is_a_problem_document(api, method, path, status, code):
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/jobs/"), ("POST", "/jobs/"), ("GET", "/v1/drafters/"), ("GET", "/healthz/"), ("GET", "/jobs//")],
+)
+def test_a_slash_too_many_is_said_and_not_redirected(api, method, path):
+    problem = check(api.http.request(method, path, json={}, follow_redirects=False), 404, "request.not_found")
+
+    assert "slash" in problem["remedy"]
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("DELETE", "/jobs", "GET, HEAD, POST"),

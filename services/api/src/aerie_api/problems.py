@@ -125,7 +125,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 404:
-        told: AerieError = NoSuchRoute(f"nothing at {path!r}", remedy="/openapi.json lists the addresses")
+        slash = "leave out the slash at its end; " if path.endswith("/") else ""
+        told: AerieError = NoSuchRoute(f"nothing at {path!r}", remedy=f"{slash}/openapi.json lists the addresses")
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(allowed_methods(request))
         told = MethodNotAllowed(
