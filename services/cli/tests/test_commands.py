@@ -1,6 +1,7 @@
 """Commands against a real API: what they print, and the exit status that a script sees."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_inspecting_a_job_shows_its_events_and_its_spec(aerie, named, tmp_path):
     assert shown["attempts"] == shown["artifacts"] == []
     text = aerie("inspect", "job", posted["id"]).stdout
     assert text.index("prepare") < text.index("taken") < text.index('"max_seq_len": 96')
+
+
+def test_a_job_is_inspected_by_a_name_that_only_one_job_has(aerie, named, tmp_path):
+    first = aerie.json("submit", write(tmp_path, named))
+
+    assert aerie.json("inspect", "job", named["name"])["job"]["id"] == first["id"]
+
+    aerie("cancel", first["id"])
+    second = aerie.json("submit", write(tmp_path, named))
+    refused = aerie("inspect", "job", named["name"], "--json")
+
+    assert refused.exit_code == 2
+    assert {first["id"], second["id"]} <= set(re.findall(r"job_\w+", json.loads(refused.stdout)["detail"]))
+    assert aerie("inspect", "job", "nobody").exit_code != 0
 
 
 def test_inspecting_a_job_shows_what_it_trains_on_in_words(aerie, named, tmp_path):

@@ -6,10 +6,12 @@ house). They are decoded as `aerie inspect shard` does it, so a wrong mask or a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -18,14 +20,16 @@ from aerie_cli.client import DEFAULT_DIR, Api, Dir, Url, job_path
 from aerie_cli.inspect.shard import Samples, Verifier, describe, find, find_tokenizer, print_samples
 from aerie_cli.output import Json, command, document, people, plain
 from aerie_cli.report import clock, coloured, duration, show_job
-from aerie_cli.watch import JobId
 from eagle3_core.data.sources import path_of
-from eagle3_core.errors import AerieError
+from eagle3_core.errors import AerieError, InvalidRequest
+
+JobOrName = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, or a name that only one job has.")]
+_MAX_NAME = 64
 
 
 @command
 def job(
-    job: JobId,
+    job: JobOrName,
     samples: Samples = 2,
     verifier: Verifier = None,
     url: Url = None,
@@ -34,6 +38,7 @@ def job(
 ) -> int:
     """Show a job's stages, attempts, events and files, decoded samples with what of them is supervised, and its spec."""
     with Api.found(url, folder) as api:
+        job = find_job(api, job)
         shown = api.get(job_path(job))
         attempts = api.get(job_path(job, "attempts"), "list")["data"]
         events = api.all(job_path(job, "events"), limit=1000)
@@ -58,6 +63,19 @@ def job(
     console.print(Text("as posted, with every default", style="bold"))
     console.print_json(data=plain(shown["spec"]))
     return 0
+
+
+def find_job(api: Api, asked: str) -> str:
+    """The id of the job that `asked` names: an id, or the name of one job. Raises InvalidRequest where several are called so."""
+    if re.fullmatch(r"job_[0-9a-f]+", asked) or not 0 < len(asked) <= _MAX_NAME:
+        return asked
+    found = plain(api.get("/jobs", "list", name=asked)["data"])
+    if len(found) > 1:
+        each = ", ".join(f"{one['id']} ({one['status']})" for one in found[:5]) + (", ..." if len(found) > 5 else "")
+        raise InvalidRequest(
+            f"several jobs are called {asked!r}: {each}", remedy="name the one that you mean by its id"
+        )
+    return found[0]["id"] if found else asked
 
 
 def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
