@@ -14,7 +14,7 @@ help: ## this list
 setup: .venv/.ready ## private virtual environment with pinned, hashed packages
 
 .venv/.ready: locks/requirements.txt locks/model.txt $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
-	@echo "setup: a private environment in .venv (a few minutes and 5 GB of downloads the first time)"
+	@echo "setup: a private environment in .venv (a few minutes and 5 GB of downloads the first time; 5.6 GB on disk)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Aerie needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(RUN)/python || $(PYTHON) -m venv --without-pip .venv
 	@test -x $(UV) || { $(PYTHON) -m venv .venv/tools && .venv/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r locks/uv.txt; }
@@ -29,10 +29,11 @@ setup: .venv/.ready ## private virtual environment with pinned, hashed packages
 setup-sglang: .venv-sglang/.ready ## SGLang on the CPU, in a private environment of its own
 
 .venv-sglang/.ready: .venv/.ready locks/sglang.txt locks/sglang-engine.txt services/verifier/pyproject.toml libs/eagle3_core/pyproject.toml
-	@echo "setup: SGLang for the CPU in .venv-sglang (5 GB, most of it the same packages as .venv's)"
+	@echo "setup: SGLang for the CPU in .venv-sglang (5 GB; 0.4 GB more on disk where uv can share the packages of .venv by hard links)"
 	@test -x .venv-sglang/bin/python || $(PYTHON) -m venv --without-pip .venv-sglang
 	@$(UV) pip install -q --python .venv-sglang/bin/python --require-hashes --no-deps -r locks/sglang.txt -r locks/sglang-engine.txt
 	@$(UV) pip install -q --python .venv-sglang/bin/python --no-deps --no-build-isolation -e libs/eagle3_core -e services/verifier
+	@echo "setup: SGLang is in place; compiling it once. What it now warns of, or ignores as import errors, are kernels and models that need a GPU"
 	@# A server imports some 4,000 modules in each of three processes: write their bytecode once.
 	@env -u PYTHONDONTWRITEBYTECODE SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=tests/sglang/cpu_engine .venv-sglang/bin/python -c 'import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.models.registry'
 	@touch $@

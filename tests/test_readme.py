@@ -91,7 +91,7 @@ def test_a_job_of_ones_own_goes_as_the_readme_says(tmp_path):
         house.terminate()
         house.wait(60)
 
-    assert ran == ["plan", "submit", "logs", "cancel", "retry", "download", "inspect"]
+    assert ran == ["plan", "submit", "watch", "logs", "cancel", "retry", "download", "inspect"]
 
 
 def run_as_printed(terminal: Terminal, command: str) -> str:
@@ -101,6 +101,8 @@ def run_as_printed(terminal: Terminal, command: str) -> str:
         case "submit":
             terminal.type(command, fine=(0, 3))  # this model's drafter may well be worth nothing
             assert terminal.jobs()["my-drafter"][1] == "succeeded"
+        case "watch":
+            terminal.type(command.replace("JOB", terminal.jobs()["my-drafter"][0]), fine=(0, 3))  # as above
         case "cancel":
             # Nothing of the first job is reused with longer answers, so this one runs for a while.
             other = quick_job("another", answer_tokens=512)

@@ -105,8 +105,9 @@ class Settings(BaseSettings):
     """URL of the object store; empty = `objects` beside `data_dir`."""
 
     file_roots: Annotated[tuple[Path, ...], NoDecode] = ()
-    """Folders (separated by `:`) under which `file:` URIs of jobs may lie; empty = the working folder. `{tenant}` in a path
-    stands for the name of the job's tenant, so that none reads another one's files. Workers are told the same."""
+    """Folders (separated by `:`) under which `file:` URIs of jobs may lie; empty = the working folder (`aerie up` then
+    names three: the working folder, its `--dir` and the cache folder). `{tenant}` in a path stands for the name of the job's
+    tenant, so that none reads another one's files. Workers are told the same."""
 
     worker_token_file: Path | None = None
     """File whose content lets a worker ask for work; made if missing. Default `run_dir/worker.token`."""

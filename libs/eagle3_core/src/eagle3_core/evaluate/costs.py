@@ -1,7 +1,7 @@
 """What a pass costs on this machine, from which the report predicts a speed-up.
 
 A chain of K drafts pays off when acceptance length x (one verifier pass over one token) exceeds one pass over K + 1
-tokens plus the drafting. On a GPU the two passes cost about the same, on a CPU four tokens cost nearly twice one: so it
+tokens plus the drafting. On a GPU the two passes cost about the same, on a CPU four tokens cost clearly more than one: so it
 is measured, at batch 1, and the prediction is called one.
 
 Shapes: B = 1 row, K drafted tokens, S slots.
