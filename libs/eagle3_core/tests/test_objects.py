@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from eagle3_core.jobs.wire import ManifestRef
 from eagle3_core.objects.local import LocalStore
 from eagle3_core.objects.location import UnknownStore, store_at
 from eagle3_core.objects.manifest import UnitWriter, fetch_file, read_manifest
-from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectMissing, ObjectStore, checked_key
+from eagle3_core.objects.protocol import BadKey, ObjectDamaged, ObjectMissing, ObjectStore, StoreRefused, checked_key
 
 SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,12}", fullmatch=True)
 EXAMPLES = itertools.count()
@@ -304,3 +306,42 @@ def test_a_key_that_names_a_folder_or_lies_below_a_file_is_a_missing_object(stor
 def test_a_url_without_a_store_is_refused(url: str):
     with pytest.raises(UnknownStore):
         store_at(url)
+
+
+@contextmanager
+def shut(folder: Path) -> Iterator[None]:
+    """Nobody gets into `folder`, this process neither: root, whom no mode keeps out, becomes somebody else meanwhile."""
+    user = os.geteuid()
+    folder.chmod(0)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.put_bytes("new/object", b"x"),
+        lambda store: store.put_bytes("object", b"x"),
+        lambda store: store.get_bytes("object"),
+        lambda store: store.stat("object"),
+        lambda store: store.fetch("object", store.root),
+        lambda store: store.delete("object"),
+    ],
+    ids=["put in a new folder", "put", "get", "stat", "fetch", "delete"],
+)
+def test_a_folder_that_keeps_this_process_out_is_said_to_be_just_that_with_what_to_do(tmp_path, act):
+    store = LocalStore(tmp_path / "store")
+    store.put_bytes("object", b"0123456789")
+
+    with shut(store.root), pytest.raises(StoreRefused, match="Permission denied") as caught:
+        act(store)
+
+    assert str(store.root) in caught.value.detail
+    assert str(store.root) in (caught.value.remedy or "")
+    assert store.get_bytes("object") == b"0123456789"
+    assert [found.key for found in store.list("")] == ["object"]

@@ -11,12 +11,21 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from eagle3_core.objects.probe import probe_basics
-from eagle3_core.objects.protocol import MADE_AGAIN, Abilities, ObjectMissing, Stat, StoreFull, checked_key
+from eagle3_core.objects.protocol import (
+    MADE_AGAIN,
+    Abilities,
+    ObjectMissing,
+    Stat,
+    StoreFull,
+    StoreRefused,
+    checked_key,
+)
 
 _TEMPORARY = ".tmp-"
 
@@ -33,23 +42,35 @@ class LocalStore:
 
     def _write(self, key: str, fill: Callable[[IO[bytes]], object]) -> None:
         target = self._path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        with self._said(key):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with temporary.open("wb") as file:
+                    fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            except BaseException:
+                with suppress(OSError):  # where no file could be made, none can be removed
+                    temporary.unlink(missing_ok=True)
+                raise
+
+    @contextmanager
+    def _said(self, key: str) -> Generator[None]:
+        """Raise StoreFull and StoreRefused for what the system says of `key`."""
         try:
-            with temporary.open("wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
+            yield
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StoreFull(
                     f"no room for {key} under {self.root}", remedy="free disk space, then retry the job"
                 ) from error
-            raise
-        except BaseException:
-            temporary.unlink(missing_ok=True)
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise StoreRefused(
+                    f"{error.filename or self.root}: {error.strerror}",
+                    remedy=f"let this process read and write all of {self.root}, then retry the job",
+                ) from error
             raise
 
     def put_bytes(self, key: str, data: bytes | memoryview) -> None:
@@ -64,7 +85,7 @@ class LocalStore:
     def get_bytes(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes from `start`, or to the end."""
         try:
-            with self._path(key).open("rb") as file:
+            with self._said(key), self._path(key).open("rb") as file:
                 file.seek(start)
                 return file.read() if length is None else file.read(length)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -73,14 +94,16 @@ class LocalStore:
     def fetch(self, key: str, folder: Path) -> Path:
         """The object's own file; `folder` stays untouched."""
         path = self._path(key)
-        if not path.is_file():
-            raise self._missing(key)
+        with self._said(key):
+            if not path.is_file():
+                raise self._missing(key)
         return path
 
     def stat(self, key: str) -> Stat:
         """Size and time of `key`."""
         try:
-            status = self._path(key).stat()
+            with self._said(key):
+                status = self._path(key).stat()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise self._missing(key) from None
         return Stat(key, status.st_size, status.st_mtime)
@@ -102,7 +125,8 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         """Remove `key` if it is there."""
-        self._path(key).unlink(missing_ok=True)
+        with self._said(key):
+            self._path(key).unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
         """Free bytes of the file system that holds the store."""
