@@ -80,14 +80,6 @@ def test_a_method_that_is_not_answered_hears_of_all_that_are(api, method, path, 
         assert allow in check(answer, 405, "request.method")["detail"]
 
 
-@pytest.mark.parametrize("path", ["/jobs/", "/v1/jobs/", "/jobs/none/", "/healthz/"])
-def test_no_answer_sends_a_client_elsewhere(api, path):
-    answer = api.http.get(path, follow_redirects=False)
-
-    check(answer, 404, "request.not_found")
-    assert "location" not in answer.headers
-
-
 @pytest.mark.parametrize("path", ["/jobs", "/v1/jobs", "/jobs/{id}", "/jobs/{id}/logs", "/jobs/{id}/artifacts", "/drafters", "/healthz",
                                   "/readyz", "/openapi.json", "/jobs/none", "/nothing", "/jobs?limit=0"])  # fmt: skip
 def test_head_answers_as_get_does_without_the_content(api, path):
