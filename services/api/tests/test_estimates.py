@@ -41,3 +41,28 @@ def test_nothing_is_estimated_from_parts_of_unlike_length(api):
     stage = api.stage(job["id"], "canary")
     assert (stage["progress_percentage"], stage["estimated_remaining_seconds"]) == (25.0, None)
     assert api.job(job["id"])["estimated_finish"] is None
+
+
+@pytest.mark.parametrize("end", ["its worker falls silent", "its worker starts again", "it fails"])
+def test_what_a_unit_had_reached_counts_no_more_once_it_may_be_lost(api, end):
+    job = api.post()
+    one, first = api.reach("generate")
+    other = api.worker("w2")
+    second = other.take()
+    api.clock.pass_(10)
+    one.beat(first, progress={"done": 90, "total": 100, "unit": "samples", "rate_per_s": 1})
+    other.beat(second, progress={"done": 10, "total": 100, "unit": "samples", "rate_per_s": 1})
+
+    if end == "it fails":
+        one.fail(first)
+    elif end == "its worker starts again":
+        api.worker(incarnation="2").claim(queues=["prep"])
+    else:
+        api.clock.pass_(55)
+        other.beat(second, progress={"done": 10, "total": 100, "unit": "samples", "rate_per_s": 1})
+        api.clock.pass_(10)
+        api.house.claims.reap()
+
+    assert api.unit_states(job["id"], "generate") == ["queued", "running"]
+    stage = api.stage(job["id"], "generate")
+    assert (stage["progress_percentage"], stage["estimated_remaining_seconds"]) == (5.0, 100 + 90)

@@ -55,7 +55,7 @@ def drop(unit: Unit, state: UnitState, now: float) -> None:
 
 
 def _let_go(unit: Unit) -> None:
-    """Take `unit` from its worker. What it had reached stays said until another worker begins."""
+    """Take `unit` from its worker. What it had reached stays said until another worker begins, if it was saved (`retries`)."""
     unit.worker_id = unit.incarnation = unit.lease_expires_at = None
     unit.moved_at = unit.longest_step_s = None
 

@@ -90,6 +90,7 @@ class Retries:
         if times >= allowed:
             drop(unit, UnitState.FAILED, now)
             return fail_job(session, job, stage_row(session, job, unit.stage), problem, now)
+        unit.progress = None  # it may be lost, and time that it would take again is not to be left out of an estimate
         requeue(session, job, unit, now + wait_s)
         said = f"{problem.get('detail')}; {word} {times} of at most {allowed}, queued again"
         return _tell(session, job, unit, now, kind, said, "warning", problem=problem)
