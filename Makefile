@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := .venv/tools/bin/uv
 RUN := .venv/bin
-BENCHMARKS := $(filter-out rows held exactness test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out rows held served exactness test_%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup setup-sglang servers demo test test-fast test-sglang chaos openapi lint bench clean lock
 

@@ -8,15 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rows import Row, publish
 from trainer_parity import paired
 
-NO_BENCHMARKS = ("rows", "held", "exactness")
-"""What they share, and a proof for GPUs that takes minutes on a CPU; its parts are tested in test_drafter_jumps.py."""
+NO_BENCHMARKS = ("rows", "held", "served", "asking", "exactness")
+"""What they share or start, and a proof for GPUs that takes minutes on a CPU; its parts are tested in test_drafter_jumps.py."""
 BENCHMARKS = sorted(
     path
     for path in Path(__file__).parent.glob("*.py")
     if path.stem not in NO_BENCHMARKS and not path.stem.startswith("test_")
 )
+
+TARGETS = {
+    "service": {"get_p95_ms": 50, "get_304_p95_ms": 10, "queue_to_start_p95_ms": 1000, "fleet_lease_losses": 0},
+}
+"""What rows are compared with, by benchmark; whether they meet it is only told."""
 
 
 @pytest.mark.slow
@@ -27,7 +33,10 @@ def test_a_benchmark_writes_rows_with_their_reference_and_ratio(script, tmp_path
     rows = json.loads((tmp_path / f"{script.stem}.json").read_text())["rows"]
     assert rows
     for row in rows:
-        assert set(row) == {"name", "value", "unit", "reference", "ratio"}
+        goal = {"target", "met"} & set(row)
+        assert set(row) == {"name", "value", "unit", "reference", "ratio"} | goal
+        assert len(goal) in (0, 2)
+        assert not goal or row["met"] == (row["value"] <= row["target"])
         assert row["name"]
         assert row["unit"]
         assert math.isfinite(row["value"])
@@ -35,6 +44,34 @@ def test_a_benchmark_writes_rows_with_their_reference_and_ratio(script, tmp_path
         assert math.isfinite(row["reference"])
         assert row["reference"] > 0
         assert row["ratio"] == pytest.approx(row["value"] / row["reference"])
+    assert {row["name"]: row["target"] for row in rows if "target" in row} == TARGETS.get(script.stem, {})
+
+
+def test_a_row_says_its_target_and_whether_it_is_met(tmp_path, capsys):
+    publish(
+        "speed",
+        [Row("fast", 9.0, "ms", 3.0, 10), Row("slow", 11.0, "ms", 3.0, 10), Row("free", 9.0, "ms", 3.0)],
+        tmp_path,
+    )
+
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert [(row.get("target"), row.get("met")) for row in rows] == [(10, True), (10, False), (None, None)]
+    told = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " ms " in line}
+    assert ["met" in told["fast"], "MISSED" in told["slow"], "<=" in told["free"]] == [True, True, False]
+
+
+def test_the_process_that_the_service_benchmark_weighs_is_the_api_alone():
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {{}}; print(*sorted(sys.modules))"
+    served, alone = (
+        set(
+            subprocess.run(
+                [sys.executable, "-c", code.format(what)], check=True, capture_output=True, text=True
+            ).stdout.split()
+        )
+        for what in ("served", "aerie_api.server, aerie_api.settings")
+    )
+
+    assert served - alone == {"served"}
 
 
 def look(*tokens):
