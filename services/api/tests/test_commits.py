@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie_api.leases.repository import CommitRepository
+from eagle3_core.objects.protocol import StoreUnavailable
 
 
 def test_a_second_job_on_the_same_data_reuses_what_it_can(api, document):
@@ -25,6 +26,23 @@ def test_states_kept_while_generating_serve_extract(api):
     assert "extract" not in ran
     assert api.stage(job["id"], "extract")["reused_from"] == [job["id"]]
     assert api.job(job["id"])["status"] == "succeeded"
+
+
+def test_a_store_that_is_away_while_a_known_result_is_looked_up_fails_no_job(api, document, monkeypatch):
+    first = api.post()
+    api.worker().run()
+
+    def away(key: str) -> None:
+        raise StoreUnavailable(f"{key}: 503", remedy="ask again")
+
+    with monkeypatch.context() as while_away:
+        while_away.setattr(api.house.store, "stat", away)
+        refused = api.http.post("/jobs", json=document("hen", training={"epochs": 9}))
+    assert (refused.status_code, refused.json()["code"]) == (503, "store.unavailable")
+    assert [job["name"] for job in api.http.get("/jobs").json()["data"]] == [first["name"]]
+
+    second = api.post(document("hen", training={"epochs": 9}))
+    assert api.stage(second["id"], "extract")["reused_from"] == [first["id"]]
 
 
 def test_the_same_job_under_another_name_only_packages_again(api, document):

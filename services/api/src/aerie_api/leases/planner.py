@@ -43,7 +43,7 @@ from eagle3_core.jobs.room import Need, check_room, need_of_stage
 from eagle3_core.jobs.spec import JobSpec
 from eagle3_core.jobs.states import JobStatus, UnitState
 from eagle3_core.jobs.wire import Assignment, ManifestRef, UnitSlice
-from eagle3_core.objects.protocol import StoreFull
+from eagle3_core.objects.protocol import StoreFull, StoreUnavailable
 
 Reduce = Callable[[StageName, JobSpec, list[dict[str, Any]]], dict[str, Any]]
 Intact = Callable[[ManifestRef], bool]
@@ -110,6 +110,7 @@ class Planner:
         """Move `job` on as far as finished and known units carry it.
 
         A stage that cannot be planned fails the job, but one for which the tenant's budget has no room lets it wait.
+        Raises StoreUnavailable while the store does not say whether a known result is still there.
         """
         spec = JobSpec.model_validate(job.spec)
         stages = JobRepository(session, job.tenant).stages(job.id)
@@ -128,6 +129,8 @@ class Planner:
             except StoreFull as error:
                 pause(session, job, error.problem(), self._clock())
                 tell(session, "room")  # idle states that can go are let go at once
+            except StoreUnavailable:
+                raise  # nobody's mistake: the transaction is undone, and who began it asks again
             except AerieError as error:
                 fail_job(session, job, stage, error.problem(), self._clock())
 
