@@ -200,6 +200,24 @@ def test_a_damaged_artifact_is_never_served_whole(api):
     assert api.http.get(f"/jobs/{job['id']}/artifacts/out.bin").json()["code"] == "object.damaged"
 
 
+def test_the_document_of_an_ended_job_is_kept_until_it_is_taken_up_again_or_deleted(api, monkeypatch):
+    job = api.post()
+    api.http.post(f"/jobs/{job['id']}/cancel")
+    place = f"/jobs/{job['id']}"
+    first = api.http.get(place)
+    with monkeypatch.context() as once:
+        once.setattr("aerie_api.jobs.service.documents", None)  # whoever gathers it anew stumbles
+        again = api.http.get(place)
+    assert (again.content, again.headers["etag"]) == (first.content, first.headers["etag"])
+
+    api.http.post(f"{place}/retry")
+    assert api.http.get(place).json()["status"] == "queued"
+    api.http.post(f"{place}/cancel")
+    assert api.http.get(place).headers["etag"] != first.headers["etag"]
+    assert api.http.delete(place).status_code == 204
+    assert api.http.get(place).status_code == 404
+
+
 def test_the_tag_of_a_job_changes_with_it_and_only_then(api):
     job = api.post()
     worker, unit = api.reach("prepare")

@@ -79,7 +79,7 @@ def test_a_turn_among_ten_thousand_units_is_probes_of_indexes(api):
         plain = session.scalar
 
         def note(statement: Any, *more: Any, **options: Any) -> Any:
-            statements.append(statement)
+            statements.append(statement.params(*more))
             return plain(statement, *more, **options)
 
         session.scalar = note  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -90,10 +90,10 @@ _DESCRIBED = HTTPBearer(
 """For the OpenAPI document only: keys are looked up by `tenants.gate`, before a body is read."""
 
 
-def needs(scope: Scope) -> Callable[..., Caller]:
+def needs(scope: Scope) -> Callable[..., Awaitable[Caller]]:
     """The dependency of a route that takes `scope`. Raises ScopeMissing, Unauthenticated."""
 
-    def caller(
+    async def caller(
         request: Request, _described: Annotated[HTTPAuthorizationCredentials | None, Security(_DESCRIBED)]
     ) -> Caller:
         found: Caller | None = request.scope.get("aerie_caller")

@@ -215,8 +215,8 @@ class House:
         self.db.close()
 
 
-def house_of(request: Request) -> House:
-    """The house that serves `request`."""
+async def house_of(request: Request) -> House:
+    """The house that serves `request`. A coroutine, as all our dependencies are: others cost a thread for each request."""
     return request.app.state.house
 
 

@@ -42,7 +42,7 @@ _DESCRIBED = HTTPBearer(
 """For the OpenAPI document only."""
 
 
-def bearer(
+async def bearer(
     _described: Annotated[HTTPAuthorizationCredentials | None, Security(_DESCRIBED)],
     authorization: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> str:

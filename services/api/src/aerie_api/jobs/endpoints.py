@@ -113,13 +113,13 @@ def get_job(
     job_id: str, caller: Reader, inside: Inside, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """One job. Its ETag changes with it: ask with If-None-Match to get 304 while nothing happened."""
-    job, tag = inside.jobs.of(caller).get(job_id)
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if not job.status.terminal:
+    shown = inside.jobs.of(caller).get(job_id)
+    headers = {"ETag": shown.tag, "Cache-Control": "no-cache"}
+    if not shown.ended:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    if if_none_match is not None and matches(if_none_match, tag):
+    if if_none_match is not None and matches(if_none_match, shown.tag):
         return Response(status_code=304, headers=headers)
-    return Response(job.model_dump_json().encode(), headers=headers, media_type="application/json")
+    return Response(shown.body, headers=headers, media_type="application/json")
 
 
 @router.delete("/jobs/{job_id}", status_code=204, operation_id="delete_job", response_class=Response)

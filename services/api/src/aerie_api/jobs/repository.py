@@ -19,6 +19,11 @@ class JobMissing(AerieError):
     code, status = "job.missing", 404
 
 
+def missing(job_id: str) -> JobMissing:
+    """What is said of a job that is not there."""
+    return JobMissing(f"no job {job_id!r}", remedy="`aerie status` and GET /jobs list the jobs")
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Which jobs a list holds. What is null does not matter."""
@@ -52,6 +57,13 @@ class JobRepository:
         job = self.session.scalar(self._jobs().where(Job.id == job_id))
         return self._found(job, job_id)
 
+    def version_of(self, job_id: str) -> int:
+        """The version of the job `job_id`, and nothing else of it. Raises JobMissing."""
+        version = self.session.scalar(select(Job.version).where(Job.tenant == self.tenant, Job.id == job_id))
+        if version is None:
+            raise missing(job_id)
+        return version
+
     def locked(self, job_id: str) -> Job:
         """The job `job_id`, locked until the transaction ends: whoever decides about a job goes through here."""
         query = self._jobs().where(Job.id == job_id).with_for_update()
@@ -60,7 +72,7 @@ class JobRepository:
 
     def _found(self, job: Job | None, job_id: str) -> Job:
         if job is None:
-            raise JobMissing(f"no job {job_id!r}", remedy="`aerie status` and GET /jobs list the jobs")
+            raise missing(job_id)
         return job
 
     @staticmethod

@@ -20,7 +20,7 @@ from aerie_api.jobs.idempotency import Idempotency, Owned
 from aerie_api.jobs.repository import JobRepository, Wanted
 from aerie_api.jobs.revival import forget_lost, lost, outputs_of, revive
 from aerie_api.jobs.schemas import Job, JobList, JobPlan, PlannedStage
-from aerie_api.jobs.tags import Changed, matches, tag_of
+from aerie_api.jobs.tags import Changed, Ended, Shown, matches
 from aerie_api.jobs.waiting import unserved
 from aerie_api.leases.endings import drop, finish_cancel, move
 from aerie_api.leases.pausing import by_person, pause, resume
@@ -86,6 +86,7 @@ class JobService:
         self._preflight = preflight
         self._roots = tuple(roots)
         self._clock = clock
+        self._ended = Ended()
         self._bound: Caller | None = None
         self._if_match: str | None = None
 
@@ -108,7 +109,7 @@ class JobService:
         """The job, locked, as the caller believes it to be. Raises JobMissing, Changed."""
         job = JobRepository(session, self._tenant).locked(job_id)
         if self._if_match is not None:
-            tag = tag_of(self._documents(session, [job])[0], job.version)
+            tag = Shown.of(self._documents(session, [job])[0], job.version).tag
             if not matches(self._if_match, tag):
                 raise Changed(f"job {job.id} has the tag {tag}, If-Match asks for {self._if_match[:200]}",
                               remedy="look at the job again, and decide again")  # fmt: skip
@@ -190,12 +191,17 @@ class JobService:
             warnings=[*looked.warnings, *missing], spec=spec,
         )  # fmt: skip
 
-    def get(self, job_id: str) -> tuple[Job, str]:
-        """A job and its tag. Raises JobMissing."""
+    def get(self, job_id: str) -> Shown:
+        """A job's document and its tag. Raises JobMissing."""
         with self._db.read() as session:
-            job = JobRepository(session, self._tenant).get(job_id)
-            shown = self._documents(session, [job])[0]
-        return shown, tag_of(shown, job.version)
+            jobs = JobRepository(session, self._tenant)
+            version = jobs.version_of(job_id)
+            if (shown := self._ended.get(self._tenant, job_id, version)) is not None:
+                return shown
+            job = jobs.get(job_id)
+            shown = Shown.of(self._documents(session, [job])[0], job.version)
+        self._ended.keep(self._tenant, job_id, job.version, shown)
+        return shown
 
     def list(self, wanted: Wanted, after: str | None, limit: int) -> JobList:
         """A page of jobs, newest first."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
-from sqlalchemy import Select, exists, func, literal, select, union_all
+from sqlalchemy import Select, bindparam, exists, func, literal, select, union_all
 from sqlalchemy.orm import Session
 
 from aerie_api.tables import Job, Tenant, Unit
@@ -83,22 +84,36 @@ class Turns:
 
     def _tenants(self, queues: Collection[str], now: float) -> list[Tenant]:
         """The tenants with something to do in `queues`, the one whose turn it is first."""
-        mine = Unit.tenant == Tenant.id
-        waiting = exists().where(mine, Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
-        running = select(func.count()).where(mine, Unit.state == UnitState.RUNNING, Unit.queue.in_(queues))
-        served = select(func.max(Unit.started_at)).where(mine)
-        share = running.correlate(Tenant).scalar_subquery() * literal(1.0) / Tenant.weight
-        last = func.coalesce(served.correlate(Tenant).scalar_subquery(), 0.0)
-        query = select(Tenant).where(waiting.correlate(Tenant)).order_by(share, last, Tenant.id)
-        return list(self.session.scalars(query.execution_options(populate_existing=True)))
+        return list(self.session.scalars(_tenants_in_turn(), {"queues": sorted(queues), "now": now}))
 
     def _first_job(self, tenant: str, queues: Collection[str], now: float, *, started_only: bool) -> str | None:
-        first = [self._first_of(tenant, queue, now, started_only=started_only).subquery() for queue in sorted(queues)]
-        any_queue = union_all(*(select(one) for one in first)).subquery()
-        order = (any_queue.c[name] for name in ORDER)
-        return self.session.scalar(select(any_queue.c.job_id).order_by(*order).limit(1))
+        query = _first_job_of(tuple(sorted(queues)), started_only=started_only)
+        return self.session.scalar(query, {"tenant": tenant, "now": now})
 
-    def _first_of(self, tenant: str, queue: str, now: float, *, started_only: bool) -> Select[*tuple[Any, ...]]:
+
+# Every claim asks these, and building such a question takes SQLAlchemy longer than the database takes to answer it.
+
+
+@cache
+def _tenants_in_turn() -> Select[Tenant]:
+    """The tenants with something to do in `queues` at `now`, the one whose turn it is first."""
+    queues, now = bindparam("queues", expanding=True), bindparam("now")
+    mine = Unit.tenant == Tenant.id
+    waiting = exists().where(mine, Unit.state == UnitState.QUEUED, Unit.queue.in_(queues), Unit.not_before <= now)
+    running = select(func.count()).where(mine, Unit.state == UnitState.RUNNING, Unit.queue.in_(queues))
+    served = select(func.max(Unit.started_at)).where(mine)
+    share = running.correlate(Tenant).scalar_subquery() * literal(1.0) / Tenant.weight
+    last = func.coalesce(served.correlate(Tenant).scalar_subquery(), 0.0)
+    query = select(Tenant).where(waiting.correlate(Tenant)).order_by(share, last, Tenant.id)
+    return query.execution_options(populate_existing=True)
+
+
+@lru_cache(maxsize=64)
+def _first_job_of(queues: tuple[str, ...], *, started_only: bool) -> Select[str]:
+    """The job of the unit that is next for `tenant` in `queues` at `now`."""
+    tenant, now = bindparam("tenant"), bindparam("now")
+
+    def first_in(queue: str) -> Select[*tuple[Any, ...]]:
         query = select(Unit.job_id, *(column.label(name) for name, column in ORDER.items())).where(
             Unit.tenant == tenant, Unit.queue == queue, Unit.state == UnitState.QUEUED, Unit.not_before <= now
         )
@@ -106,3 +121,6 @@ class Turns:
             running = select(Job.id).where(Job.tenant == tenant, Job.status == JobStatus.RUNNING)
             query = query.where(Unit.job_id.in_(running))
         return query.order_by(*ORDER.values()).limit(1)
+
+    any_queue = union_all(*(select(first_in(queue).subquery()) for queue in queues)).subquery()
+    return select(any_queue.c.job_id).order_by(*(any_queue.c[name] for name in ORDER)).limit(1)

@@ -58,8 +58,8 @@ class Gate:
 
     def admit(self, authorization: str, request_id: str) -> tuple[Caller, Verdict | None]:
         """Who sent a request, and what is left of their bucket. Raises Unauthenticated."""
-        if not authorization and not self._required:
-            return local(request_id), None
+        if (caller := self.without_key(authorization, request_id)) is not None:
+            return caller, None
         scheme, _, text = authorization.partition(" ")
         parts = take_apart(text.strip()) if scheme.lower() == "bearer" else None
         key = self._known(*parts) if parts is not None else None
@@ -70,6 +70,10 @@ class Gate:
             )
         verdict = self._buckets.take(key.id, self._rate) if self._rate is not None else None
         return Caller(key.tenant, frozenset(key.scopes), key.id, request_id), verdict
+
+    def without_key(self, authorization: str, request_id: str) -> Caller | None:
+        """Who sent a request without a key, where none is needed. Asks nobody."""
+        return local(request_id) if not authorization and not self._required else None
 
     def still(self, caller: Caller) -> bool:
         """Whether `caller`, who was let in before, would be let in now."""
