@@ -146,7 +146,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
         ({"logits_scaling": True}, "drafter.verifier", "logits_scaling"),
         ({"hidden_act": "relu2"}, "drafter.verifier", "relu2"),
         ({"hidden_act": ["silu"]}, "drafter.verifier", "hidden_act"),
-        ({"hidden_act": None}, "drafter.verifier", "hidden_act=None"),
+        ({"hidden_act": None}, "verifier.config", "hidden_act"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "drafter.verifier", "dynamic"),
         ({"rope_parameters": {"rope_type": True}}, "drafter.verifier", "'True'"),
         ({"rope_parameters": "yarn"}, "verifier.config", "an object is needed"),

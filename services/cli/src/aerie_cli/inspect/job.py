@@ -66,8 +66,10 @@ def job(
 
 
 def find_job(api: Api, asked: str) -> str:
-    """The id of the job that `asked` names: an id, or the name of one job. Raises InvalidRequest where several are called so."""
-    if re.fullmatch(r"job_[0-9a-f]+", asked) or not 0 < len(asked) <= _MAX_NAME:
+    """The id of the job that `asked` names: an id, or the name of one job. Raises InvalidRequest for what
+    is neither, and where several are called so."""
+    job_path(asked)  # what is neither is refused before anything is asked; every name could be an id
+    if re.fullmatch(r"job_[0-9a-f]+", asked) or len(asked) > _MAX_NAME:
         return asked
     found = plain(api.get("/jobs", "list", name=asked)["data"])
     if len(found) > 1:
