@@ -25,13 +25,12 @@ from eagle3_core.drafter.losses import LossName, Objective
 from eagle3_core.drafter.rows import lay_out
 from eagle3_core.drafter.step import batch_loss
 from eagle3_core.drafter.testing import MemorySamples
-from eagle3_core.train.muon import FlatMuon
-from eagle3_core.train.optim import FlatAdamW, clipped
+from eagle3_core.train.muon import OPTIMIZERS
+from eagle3_core.train.optim import clipped
 from eagle3_core.train.prefetch import tensors_of
 
 RATE = 1e-4
 OptimizerName = Literal["adamw", "muon"]
-OPTIMIZERS = {"adamw": FlatAdamW, "muon": FlatMuon}
 
 
 class Implementation(Protocol):

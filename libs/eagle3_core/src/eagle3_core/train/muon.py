@@ -81,3 +81,7 @@ def _between(taken: Sequence[Slot], size: int) -> list[slice]:
     """The ranges of 0 to `size` outside `taken`."""
     ends = [0, *(end for slot in sorted(taken, key=lambda s: s.start) for end in (slot.start, slot.stop)), size]
     return [slice(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop]
+
+
+OPTIMIZERS = {"adamw": FlatAdamW, "muon": FlatMuon}
+"""By the name that a job gives them."""

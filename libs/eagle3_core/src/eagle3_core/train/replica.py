@@ -32,8 +32,8 @@ from eagle3_core.drafter.verifier_parts import Teacher
 from eagle3_core.jobs.spec import Training
 from eagle3_core.train.landing import Landing
 from eagle3_core.train.memory import Demand, Rows
-from eagle3_core.train.muon import FlatMuon
-from eagle3_core.train.optim import FlatAdamW, clipped
+from eagle3_core.train.muon import OPTIMIZERS
+from eagle3_core.train.optim import clipped
 from eagle3_core.train.progress import packed
 from eagle3_core.train.ranks import Ranks
 from eagle3_core.train.slices import sliced
@@ -102,8 +102,7 @@ class Replica:
         self._origin, self._objective, self._ranks, self._clip = drafter, objective, place.ranks, training.clip
         self._teacher = teacher.to(place.device, place.dtype)
         self._flat = FlatWeights(drafter, place.device, place.dtype)
-        kind = FlatMuon if training.optimizer == "muon" else FlatAdamW
-        self._optimizer = kind(self._flat, training.betas, training.weight_decay)
+        self._optimizer = OPTIMIZERS[training.optimizer](self._flat, training.betas, training.weight_decay)
         self._place, self._demand = place, place.demand(drafter.config, training)
         self._landing = Landing(self._flat.masters())
         self._gradient_N: Tensor | None = None
